@@ -35,11 +35,9 @@ from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.valid import admits, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ADAPTER, ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
-from .drawn import few
-from .filling import filling
-from .returning import returning
-from .sampling import Kind
+from .request_options import ADAPTER, ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, Kind, asking
+from .sample_cases import few
+from .scenarios import filling, returning, together
 from .strategies import (
     DRAFT_WINDOWS,
     DRAWN,
@@ -60,7 +58,6 @@ from .strategies import (
     greedy_cases,
     sampling_cases,
 )
-from .together import together
 
 # Cases of a block. What later ones reach is seldom new; an engine takes about as long to build as two small cases take to run.
 BLOCK = 4
@@ -102,7 +99,7 @@ class Block:
     held      fields of `focus` that smaller cases keep as well
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
-    asks      what requests may ask for beside (asked.py)
+    asks      what requests may ask for beside (request_options.py)
     stages    of a pipeline, whose scheduler is never paused: SGLang's goes on (docs/findings/pipeline-pause)
     """
 

@@ -1,8 +1,20 @@
-"""Which entries of the ledger a mode can show, which mode of a CPU shows one, and what is said of the others."""
+"""Where an entry of the ledger shows: in which modes, and ported to another model."""
 
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.modes import not_in_stages
+from eagletwin.harness.families.valid import admits, check_case
 
 from .entry import Entry
+
+# Which entries of the ledger a mode can show, which mode of a CPU shows one, and what is said of the others.
 
 
 def unreached(entry: Entry, mode: Mode = CPU) -> str:
@@ -42,3 +54,83 @@ def unreached_text(entry: Entry, mode: Mode = CPU) -> str:
         "  so:  neither side was run; this says nothing about the release\n"
         f"  try: eagletwin prove {entry.id} {entry.needs.options}{where}\n"
     )
+
+
+# An entry of the ledger in another model: the same bug looked for with the draft and target of another family.
+#
+# A case of the ledger is minimal for its own recipe. Another pair accepts other drafts, so that the same requests may not reach
+# what the entry is about; then its prompts are others, and its answers longer.
+
+# (further prompt tokens, further new tokens) with which other prompts are tried. A longer answer has more kinds of rounds.
+_LONGER = ((0, 0), (0, 10), (4, 10), (4, 30))
+_PROMPTS = 6  # for each of them
+CASES = 1 + len(_LONGER) * _PROMPTS  # that are tried at most
+
+# (model, prompt, count) -> the tokens with which the target alone answers
+Says = Callable[[str, tuple[int, ...], int], list[int]]
+
+
+def cannot_be_in(entry: Entry, model: str) -> str:
+    """Why the fault of an entry cannot occur with a model, by what the entry is about; empty: it can be asked there."""
+    home, recipe = RECIPES[entry.case.model], RECIPES[model]
+    stages = 1 if entry.needs is None else entry.needs.pp
+    unstaged = not_in_stages(replace(entry.case, model=model), stages) if stages > 1 else ""
+    if unstaged:
+        return f"it is about pipelines: {unstaged}"
+    if home.mtp_layers and not recipe.mtp_layers:
+        return "it is about drafts of several layers, and this draft has one"
+    if home.frozen and not recipe.frozen:
+        return "it is about drafts that read the target's rows"
+    if recipe.reads_states and not home.reads_states:
+        return "it is about drafts that are language models of their own"
+    if entry.case.gives_states and home.target.aux_layers and not recipe.target.aux_layers:
+        return "it is about heads that read several layers of the target"
+    if home.target.windows and not recipe.target.windows:
+        return "it is about sliding windows, and this model has none"
+    if home.target.states and not recipe.target.states:
+        return "it is about layers that keep a state, and this model has none"
+    try:
+        check_case(_in_model(entry.case, model), entry.id)
+    except InputError as error:
+        return error.cause.removeprefix(f"{entry.id}: ")
+    return ""
+
+
+def carried(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
+    """The entry with its case in this model: as it stands, then with other prompts, as long as the model admits the case.
+
+    The first is admitted wherever `cannot_be_in` is empty.
+    """
+    case = _in_model(entry.case, model)
+    for number, more_prompt, more_tokens in [
+        (0, 0, 0),
+        *((at, *longer) for longer in _LONGER for at in range(1, _PROMPTS + 1)),
+    ]:
+        last = RECIPES[entry.case.model].end_of_sequence
+        requests = (_other(request, model, last, number, more_prompt, more_tokens) for request in case.requests)
+        tried = replace(case, requests=tuple(_stopped(request, model, says) for request in requests))
+        if admits(tried):
+            yield dataclasses.replace(entry, case=tried)
+
+
+def _in_model(case: Case, model: str) -> Case:
+    """The case of this model. A tree of several layers has one node a step, and no more."""
+    larger = RECIPES[model].mtp_layers and case.num_draft_tokens > case.num_steps + 1
+    nodes = 0 if larger else case.num_draft_tokens
+    return replace(case, model=model, name=f"{case.name}-{model}", num_draft_tokens=nodes)
+
+
+def _other(request: Request, model: str, last: int, number: int, more_prompt: int, more_tokens: int) -> Request:
+    """The request with other tokens, which differ wherever they did, and are the same wherever they were. last: of the
+    vocabulary at home, which becomes that of this one."""
+    most = RECIPES[model].end_of_sequence
+    tail = tuple(7 + 5 * at for at in range(more_prompt))
+    prompt = tuple(most if token == last else (token + 13 * number) % most for token in (*request.prompt, *tail))
+    return replace(request, prompt=prompt, max_new_tokens=request.max_new_tokens + more_tokens)
+
+
+def _stopped(request: Request, model: str, says: Says) -> Request:
+    """With the stop token that this model's target says one token before the end, as it does where the case is at home."""
+    if not request.stop or request.max_new_tokens < 2:
+        return request
+    return replace(request, stop=(says(model, request.prompt, request.max_new_tokens)[-2],))

@@ -28,9 +28,8 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
 from .adaptive import STEPS, WHOLE, adapted
-from .asked import asking
-from .sampling import Kind, sampled
-from .tokens import tokens
+from .request_options import Kind, asking, sampled
+from .scenarios import tokens
 
 UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")

@@ -4,8 +4,8 @@ Two kinds of rows. *Committed rows* (DESIGN 3.1): row i consumes (x[i+1], h[i]) 
 x[0..i+1] alone. *Scratch rows* (DESIGN 3.3): with x[0..M] committed, draft decode step j = 1..num_steps-1 consumes
 (d[j], hidden state of the row before it) at position M + j - 1 and proposes d[j+1].
 
-A plain language model is a draft without hidden states, whose row i consumes x[i] (plain.py): `head.ahead` is 0 then, row M is
-a committed row too, and step j stands at position M + j.
+A plain language model is a draft without hidden states, whose row i consumes x[i] (draft_heads.py): `head.ahead` is 0 then, row
+M is a committed row too, and step j stands at position M + j.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,31 @@ from torch import Tensor
 
 from .eagle import DraftRows, Head, draft_rows
 from .llama import causal
-from .recent import WHOLE, Recent
+
+# What draft decode reads of the committed prefix: all of it, or its first rows and its last (StreamingLLM).
+#
+# Source: StreamingLLM (arXiv 2309.17453) §3.2, which keeps the first rows, the *sink*, and a window of the newest. A draft that
+# is told to read no more of its prefix drafts faster in a long context. Only draft decode is cut: committed rows are computed
+# over the whole prefix, and so is what the target verifies. That the window is of committed rows alone, and that the rows of
+# the same round are read beside it, is SGLang's (--speculative-draft-window-size, --speculative-draft-sink-size).
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The first `sink` rows of a prefix and the last `window`; all of it where window is 0."""
+
+    window: int = 0
+    sink: int = 0
+
+    def of(self, positions: Tensor, prefix: Tensor | int) -> Tensor:
+        """Which rows at these positions a round reads whose prefix has so many: bool, of the two's common shape."""
+        if not self.window:
+            return positions < prefix
+        return (positions < prefix) & ((positions < self.sink) | (positions >= prefix - self.window))
+
+
+WHOLE = Recent()
+
 
 Rows = TypeVar("Rows", int, Tensor)  # how many, of one request or of each
 
@@ -60,7 +84,7 @@ def rows_behind(head: Head, last: int) -> int:
 
 def decode_position(head: Head, committed: Rows, step: int) -> Rows:
     """Where draft decode step `step`, from 1 on, stands behind so many committed rows: a head that does not move stays with the
-    last of them (frozen.py)."""
+    last of them (draft_heads.py)."""
     return committed + step - 1 if head.moves else committed - 1
 
 

@@ -15,12 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .eagle3 import Eagle3Head
-from .frozen import FrozenHead
+from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft
 from .llama import Weights, decoder_layer
-from .mtp_head import MtpHead
-from .plain import PlainDraft
-from .rows import DraftRows
 from .sizes import LlamaShape
 
 __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from .chain import rows_behind
+from .draft_heads import FrozenHead, behind
 from .eagle import DraftRows, Head, draft_rows
-from .frozen import FrozenHead
 from .growth import Growth, View
 from .rounds import grow_rounds
-from .rows import behind
 
 BLOCK = 128  # rows: of the scratch rows in a block, each sees its own round's alone
 

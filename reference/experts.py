@@ -12,14 +12,56 @@ Qwen's own model, as Qwen1.5-MoE's).
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from .experts_followed import followed
-from .norm import Weights
-from .sizes import ExpertShape
+from .layers import Weights
+from .sizes import ClampedExperts, ExpertShape
+
+# Experts that somebody else chose, followed where rounding admits them: a choice can tie, and all numbers of a row follow.
+#
+# A router's weights may come with `chosen` [R, K], the experts that each row of this forward went to elsewhere (-1: not known),
+# and `within`: how far off the difference of two scores may be there, as a share of the largest of the row. What is admitted
+# would be the best if the scores were off by no more.
+
+CHOSEN, WITHIN = "chosen", "within"
+
+
+def followed(weights: Weights, router: str, score: Tensor, own: Tensor, groups: int = 1, kept: int = 1) -> Tensor:
+    """The experts of each row [R, K]: those that were given where they are admitted, else its own.
+
+    score [R, X]: what experts are ranked by; own [R, K]. Groups are chosen first, by the sum of their two best experts, and a
+    sum of two may be off by twice as much.
+    """
+    chosen = weights.get(f"{router}{CHOSEN}")
+    if chosen is None:
+        return own
+    off = weights[f"{router}{WITHIN}"] * score.abs().amax(-1, keepdim=True)  # [R, 1]
+    known = (chosen >= 0).all(-1)
+    given = torch.where(known[:, None], chosen, own)
+    taken = torch.zeros_like(score, dtype=torch.bool).scatter(1, given, True)  # [R, X]
+    worst = torch.where(taken, score, torch.inf).amin(-1, keepdim=True)  # [R, 1]
+    of_group = torch.arange(score.shape[-1]) // (score.shape[-1] // groups)  # [X]
+    admitted = torch.zeros(len(score), dtype=torch.bool)
+    for some in combinations(range(groups), kept):
+        inside = torch.isin(of_group, torch.tensor(some))  # [X]
+        best_left = torch.where(inside & ~taken, score, -torch.inf).amax(-1, keepdim=True)
+        fits = (worst >= best_left - off)[:, 0] & ~(taken & ~inside).any(-1)
+        admitted |= fits & _are_best(score, some, groups, off)
+    return torch.where((admitted & known)[:, None], given, own)
+
+
+def _are_best(score: Tensor, some: tuple[int, ...], groups: int, off: Tensor) -> Tensor:
+    """Whether these groups may be those with the largest sums of two experts [R]."""
+    others = [group for group in range(groups) if group not in some]
+    if not others:
+        return torch.ones(len(score), dtype=torch.bool)
+    sums = score.view(len(score), groups, -1).topk(2).values.sum(-1)  # [R, groups]
+    return sums[:, list(some)].amin(-1) >= sums[:, others].amax(-1) - 2 * off[:, 0]
+
 
 BIAS = "e_score_correction_bias"  # of a router: what each expert's score is raised by for the choice
 
@@ -83,3 +125,45 @@ def _shared(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
     added = gated(weights, f"{prefix}shared_experts.", inner)
     gate = weights.get(f"{prefix}shared_expert_gate.weight")  # [1, H]
     return added if gate is None else linear(inner, gate).sigmoid() * added
+
+
+# A feed-forward layer of experts as gpt-oss has it: biases everywhere, a clamped gate, and a softmax over the chosen alone.
+#
+# The router's logits have a bias, and rank the experts; the weights of those that are chosen are the softmax of their logits.
+# In an expert the gate is clamped from above and the other part from both sides, and one is added to the latter. Columns of
+# gate and of the other part take turns. Source: OpenAI's model card of gpt-oss (arXiv 2508.10925) §2, for a clamped SwiGLU with
+# a residual term; its numbers, and the order of columns, are in OpenAI's published model alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which experts each row goes to, and with which weight: [R, K] each."""
+
+    experts: Tensor
+    weight: Tensor
+
+
+def route_clamped(weights: Weights, prefix: str, shape: ClampedExperts, inner: Tensor) -> Chosen:
+    """The experts of rows inner [R, H]."""
+    logits = linear(inner, weights[f"{prefix}router.weight"], weights[f"{prefix}router.bias"])  # [R, X]
+    chosen = followed(weights, f"{prefix}router.", logits, logits.topk(shape.chosen).indices)
+    return Chosen(chosen, logits.gather(1, chosen).softmax(-1))
+
+
+def clamped_expert(weights: Weights, prefix: str, shape: ClampedExperts, number: int, inner: Tensor) -> Tensor:
+    """One expert: inner [R, H] -> [R, H]."""
+    both = inner @ weights[f"{prefix}gate_up_proj"][number] + weights[f"{prefix}gate_up_proj_bias"][number]  # [R, 2I]
+    gate = both[:, ::2].clamp(max=shape.limit)  # [R, I]
+    other = both[:, 1::2].clamp(-shape.limit, shape.limit)  # [R, I]
+    active = (other + 1) * gate * torch.sigmoid(shape.steepness * gate)  # [R, I]
+    return active @ weights[f"{prefix}down_proj"][number] + weights[f"{prefix}down_proj_bias"][number]
+
+
+def clamped_experts(weights: Weights, prefix: str, shape: ClampedExperts, inner: Tensor) -> Tensor:
+    """inner [R, H] -> [R, H]. prefix: of the layer's router and experts."""
+    chosen, found = route_clamped(weights, prefix, shape, inner), torch.zeros_like(inner)
+    for number in range(shape.count):
+        rows, rank = (chosen.experts == number).nonzero(as_tuple=True)
+        own = clamped_expert(weights, f"{prefix}experts.", shape, number, inner[rows])
+        found = found.index_add(0, rows, chosen.weight[rows, rank, None] * own)
+    return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear
 
-from .norm import Weights, rms_norm
+from .layers import Weights, rms_norm
 from .sizes import GemmaShape, LlamaShape
 
 

@@ -17,10 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .chain import decode_position, row_tokens, rows_behind
+from .chain import WHOLE, Recent, decode_position, row_tokens, rows_behind
 from .eagle import Head, draft_rows
 from .llama import causal
-from .recent import WHOLE, Recent
 
 View = Literal["true_tree", "slot_layout"]
 

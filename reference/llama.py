@@ -13,16 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .clamped_experts import clamped_experts
-from .delta import delta_layer
-from .experts import experts, gated
+from .experts import clamped_experts, experts, gated
 from .gemma4 import capped, embedded, gemma_layer
-from .kept import Kept
-from .mamba2 import scan_layer
-from .mla import latent_attention
-from .norm import Weights, rms_norm
-from .rope import rotate
+from .layers import Weights, latent_attention, rms_norm, rotate
 from .sizes import LlamaShape
+from .state_layers import Kept, delta_layer, scan_layer
 
 __all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "in_window", "side_by_side", "target_rows"]
 
@@ -36,10 +31,10 @@ class TargetRows:
                            or, where it says pre_norm: residual
     residual [T, H]        before the final norm; normed: after it
     logits   [T, V]
-    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py). There are
+    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (layers.py). There are
                            none of layers that keep a state
     values   [L, T, G, D]  of latent attention empty
-    kept     of each layer that keeps a state, what it keeps after each row (delta.py)
+    kept     of each layer that keeps a state, what it keeps after each row (state_layers.py)
     """
 
     hidden: Tensor

@@ -10,7 +10,7 @@ views of a stored row: `committed` is what follows from x alone; `last_fed` what
 first is draft_extend over all rows, the second draft_extend over the new ones behind rows that are there already.
 
 Source: DeepSeek-V3 (arXiv 2412.19437) §2.2 for the chained form; which state a chained layer hands on, before its final norm or
-behind it, the paper leaves open (mtp_head.py). That provisional rows stay is SGLang's.
+behind it, the paper leaves open (draft_heads.py). That provisional rows stay is SGLang's.
 """
 
 from collections.abc import Sequence

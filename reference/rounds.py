@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .chain import decode_position, row_tokens, rows_behind
+from .chain import WHOLE, Recent, decode_position, row_tokens, rows_behind
+from .draft_heads import behind
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
-from .recent import WHOLE, Recent
-from .rows import behind
 
 # (logits so far [C, R, V], frontiers so far [C, s, k]) -> what the rows of the next step consume, and which candidates they are
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How a context was lengthened after training: which pairs of a rotary embedding turn more slowly (rope.py).
+    """How a context was lengthened after training: which pairs of a rotary embedding turn more slowly (layers.py).
 
     kind       all pairs alike (`linear`), or those that turn seldom within the original length (`llama3`, `yarn`)
     factor     how much more slowly
@@ -32,7 +32,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """Widths of multi-head latent attention (mla.py).
+    """Widths of multi-head latent attention (layers.py).
 
     query_rank  of the latent vector that queries are made of
     rank        of the one that keys and values are made of, which is stored
@@ -78,7 +78,7 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedExperts:
-    """A feed-forward layer of experts as gpt-oss has it (clamped_experts.py).
+    """A feed-forward layer of experts as gpt-oss has it (experts.py).
 
     count      experts that a router chooses from
     chosen     experts of each row
@@ -96,7 +96,7 @@ class ClampedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
-    """Widths of a layer that keeps a state in place of rows: gated delta rule (delta.py).
+    """Widths of a layer that keeps a state in place of rows: gated delta rule (state_layers.py).
 
     key_heads    heads of queries and keys; value_heads: of values and of the state, some of which share a key
     key, value   widths of a head
@@ -117,7 +117,7 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanShape:
-    """Widths of a layer that keeps a state in place of rows: a selective state space (mamba2.py).
+    """Widths of a layer that keeps a state in place of rows: a selective state space (state_layers.py).
 
     heads, width  of the state, and of each
     groups   of heads, each of which is written and read along one direction

@@ -123,3 +123,107 @@ def move_to_front(rows: Tensor, path: Sequence[int]) -> Tensor:
     """rows [D, ..] of one request with the accepted path's in front, in the order of the path. What follows is garbage."""
     front = rows[torch.as_tensor(path, dtype=torch.int64)]
     return torch.cat([front, rows[len(path) :]])
+
+
+# Choosing: the best of a row, one step of a tree's growth, and the re-ranking of all candidates. Functions of numbers alone.
+#
+# EAGLE-2 (arXiv 2406.16858): a candidate's score is the product of the draft model's probabilities on its path; at each step
+# the k best of the frontier's k * k children make the next frontier (4.1); at the end the best of all candidates are verified
+# (4.2). Where scores are equal the smaller place wins here. Nobody can rely on that of an engine: `as_good` says whether
+# another choice is right as well.
+
+
+def best(values: Sequence[float], count: int) -> list[int]:
+    """Places [count] of the largest values, the largest first; of equal ones the smaller place first. A NaN is never chosen
+    before a number."""
+    rank = [(value != value, -value, place) for place, value in enumerate(values)]
+    return [place for _, _, place in sorted(rank)[:count]]
+
+
+def as_good(values: Sequence[float], chosen: Sequence[int]) -> bool:
+    """Whether these places, all different, hold the largest values in falling order: `best`, but for ties."""
+    if len(set(chosen)) < len(chosen) or not all(0 <= place < len(values) for place in chosen):
+        return False
+    return [values[place] for place in chosen] == [values[place] for place in best(values, len(chosen))]
+
+
+def child_scores(scores: Tensor, probabilities: Tensor) -> Tensor:
+    """[k, k]: child j of frontier node i. scores [k] of the frontier, probabilities [k, k] of each node's k proposals."""
+    return scores[:, None] * probabilities
+
+
+def frontier_numbers(step: int, topk: int, places: Sequence[int]) -> list[int]:
+    """Candidate numbers [k] of the frontier that `places` of the k * k children make. step 1: depth 2."""
+    return [topk + (step - 1) * topk * topk + place for place in places]
+
+
+def continued_rows(places: Sequence[int], topk: int) -> list[int]:
+    """Which of the frontier's k rows [k] each new node continues: its parent's, whose hidden state it consumes."""
+    return [place // topk for place in places]
+
+
+def rerank(scores: Sequence[float], num_draft_tokens: int) -> list[int]:
+    """The candidates [num_draft_tokens - 1] that are verified, in the order of their numbers. scores: of all candidates."""
+    return sorted(best(scores, num_draft_tokens - 1))
+
+
+def first_frontier(topk: int) -> Tensor:
+    """[k + 1] int64: how SGLang's list of parents begins. -1 stands for the root, then the root's children."""
+    return torch.arange(-1, topk)
+
+
+# What a verified tree commits, as functions of integers: tokens, lengths, and which rows move where.
+#
+# After verify, the accepted path lies at the front of the request's block: node path[i] becomes row i. Draft extend then runs
+# over the whole block, and what follows the path is garbage that nobody may read. A path begins with node 0, so its length
+# is the accept length, which counts the bonus token. walk_greedy finds paths.
+
+Move = tuple[int, int]  # (from slot, to slot)
+
+
+def committed_tokens(argmax: Sequence[int], path: Sequence[int]) -> list[int]:
+    """The new tokens [len(path)]: the target's choice at each node of the path. The last is the bonus token."""
+    return [argmax[node] for node in path]
+
+
+def bonus_token(argmax: Sequence[int], path: Sequence[int]) -> int:
+    """The token that the target has not consumed yet: its choice at the last accepted node."""
+    return argmax[path[-1]]
+
+
+def accept_row(path: Sequence[int], first: int, width: int) -> list[int]:
+    """The path as SGLang's `accept_index` has it [width]: nodes counted through the batch from `first` on, then -1."""
+    return [first + node for node in path] + [-1] * (width - len(path))
+
+
+def kv_moves(path: Sequence[int], slots: Sequence[int]) -> list[Move]:
+    """Moves of KV rows [len(path)]: from node path[i]'s slot to node i's. slots [D] of the verified nodes; PR #26997."""
+    return [(slots[node], slots[place]) for place, node in enumerate(path)]
+
+
+def moved(rows: Tensor, moves: Sequence[Move]) -> Tensor:
+    """rows [slots, ..] after the moves, all at once: what a move reads is what was there before any of them."""
+    after = rows.clone()
+    after[torch.tensor([to for _, to in moves], dtype=torch.int64)] = rows[
+        torch.tensor([at for at, _ in moves], dtype=torch.int64)
+    ]
+    return after
+
+
+def last_row(request: int, accept_len: int, num_draft_tokens: int) -> int:
+    """Row of the batch's draft extend, D rows a request, that the next round is drafted from: its last committed one."""
+    return request * num_draft_tokens + accept_len - 1
+
+
+def tracked_place(committed: int, accept_len: int, interval: int) -> int | None:
+    """Which place of the path makes the request's length the last multiple of `interval` it reaches; None: it reaches none.
+
+    Recurrent states are kept at such lengths (SGLang's mamba track), and must be taken after that token, not after the last.
+    """
+    multiple = (committed + accept_len) // interval * interval
+    return multiple - committed - 1 if multiple > committed else None
+
+
+def rotated(ids: Sequence[int], token: int) -> list[int]:
+    """Shifted one to the left, with `token` at the end: row i consumes what row i + 1 did. Of no ids none are left."""
+    return [*ids[1:], token] if ids else []

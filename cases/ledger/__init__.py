@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch, read_patch
-from eagletwin.harness.core.words import nearest
+from eagletwin.harness.core.terminal import nearest
 from eagletwin.harness.families.valid import read_case
 
 from ..entry import Entry, Known, Probe

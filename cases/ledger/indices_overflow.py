@@ -5,7 +5,7 @@ rows of its own, so a batch whose requests are on the average less than num_step
 the next step's row, and past the buffer after the last. A request's last round begins four tokens before the end of its
 context, or earlier, so it takes five steps. Related: issue #29695, PR #29696 (closed).
 
-Compiled kernels do not say so; on a GPU a guard behind the buffer does (engines/sglang/guards.py). Graphs share one buffer, as
+Compiled kernels do not say so; on a GPU a guard behind the buffer does (engines/sglang/kernels.py). Graphs share one buffer, as
 wide as the largest batch needs, so there it takes a batch of that size.
 """
 

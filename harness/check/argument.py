@@ -1,18 +1,76 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from eagletwin.harness.core.differs import unknown_changes
-from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
-from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.signature import place_of
+from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
-from eagletwin.harness.judge.owners import Owners, whose
+from eagletwin.harness.judge.provenance import Provenance, find_provenance
+from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
-from .tree_drawing import draw
+# The draft tree of a divergence as text, with the nodes that it is about marked.
+#
+# docs/explanation/trees.md shows how to read it.
+
+# A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings if they fit.
+MOST_LINES = 12
+
+
+def draw(trace: Trace, found: Divergence) -> list[str]:
+    """Lines of the tree that a divergence is about; none where it is about none."""
+    tree = tree_of(trace, found)
+    if tree is None:
+        return []
+    behind = f"{count(len(tree.node) - 1, 'node')} behind the bonus token at position {tree.committed}"
+    head = f"The tree of request {found.request}, round {found.round}: {behind}."
+    return [head, "", *_lines(tree)]
+
+
+def _lines(tree: DraftTree) -> Iterator[str]:
+    shown = {candidate for known in (tree.node, tree.expanded, tree.marks) for candidate in known if candidate != ROOT}
+    for candidate in list(shown):
+        shown.update(tree.way_to(candidate))
+    hidden = 0
+    if len(shown) > MOST_LINES:
+        ends = {*tree.marks, *(candidate for candidate, node in tree.node.items() if node in tree.accepted)} - {ROOT}
+        kept = {candidate for end in ends for candidate in tree.way_to(end)}
+        parents = {ROOT, *(tree.parent(candidate) for candidate in kept)}
+        near = kept | {candidate for candidate in shown if tree.parent(candidate) in parents}
+        kept = near if len(near) <= MOST_LINES else kept
+        hidden, shown = len(shown) - len(kept), kept
+    children: dict[int, list[int]] = {}
+    for candidate in sorted(shown):
+        children.setdefault(tree.parent(candidate), []).append(candidate)
+    rows = [("", ROOT)]
+    waiting = [("", candidate) for candidate in reversed(children.get(ROOT, []))]
+    while waiting:
+        before, candidate = waiting.pop()
+        last = candidate == children[tree.parent(candidate)][-1]
+        rows.append((before + ("└─ " if last else "├─ "), candidate))
+        waiting += [(before + ("   " if last else "│  "), child) for child in reversed(children.get(candidate, []))]
+    names = [f"{line}{tree.node.get(candidate, '·')}: {tree.token.get(candidate, '?')}" for line, candidate in rows]
+    width = max(map(len, names))
+    for name, (_, candidate) in zip(names, rows, strict=True):
+        accepted = "*" if tree.node.get(candidate) in tree.accepted else " "
+        marks = "".join(f"   <── {mark}" for mark in tree.marks.get(candidate, []))
+        yield f"{name:{width}} {accepted}  {_origin(tree, candidate)}{marks}".rstrip()
+    yield ""
+    yield "node: token, · for a candidate that was not selected" + ("; * accepted" if tree.accepted else "")
+    if hidden:
+        yield f"{hidden} more are not drawn"
+
+
+def _origin(tree: DraftTree, candidate: int) -> str:
+    if candidate == ROOT:
+        return "root"
+    at = tree.expanded.index(candidate) if candidate in tree.expanded else -1
+    branch = f", step {at // tree.topk + 1} branch {at % tree.topk}" if at >= 0 else ""
+    return f"candidate {candidate}{branch}"
+
 
 WIDTH = 112  # columns of a report in a file
 _EXCUSES = 3  # that a report names
@@ -33,7 +91,7 @@ def argue(
     if verdict.not_seen:
         lines += fold(f"NOT SEEN  {verdict.not_seen}", columns, "", " " * 10)
     if verdict.first is not None:
-        owners = whose(trace, verdict) if trace is not None else None
+        owners = find_provenance(trace, verdict) if trace is not None else None
         view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
         lines += ["", *_divergence(verdict.first, header, view, columns, owners)]
         drawn = draw(trace.judged_of(verdict.first.rank), verdict.first) if trace is not None else []
@@ -136,7 +194,7 @@ def headline(header: Header, verdict: Verdict) -> str:
     return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
 
 
-def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Owners | None) -> list[str]:
+def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Provenance | None) -> list[str]:
     model, num_steps = model_of(header, view), header.case.num_steps
     layers = model.mtp_layers > 0
     rule = rules_of(layers, not model.ahead)[found.rule]
@@ -156,3 +214,24 @@ def _divergence(found: Divergence, header: Header, view: View, columns: int, own
 def _field(name: str, value: str, columns: int) -> list[str]:
     """A line with a name; what is too long goes on below its beginning."""
     return fold(value, columns, f"  {name:10}", " " * 12) or [f"  {name}"]
+
+
+# Lines of a log that GitHub shows beside a pull request: `::error file=…,line=…,title=…::message`.
+#
+# What stands in them comes from trees and exceptions that others wrote, so each part is escaped as GitHub reads it back: no
+# text ends the line, or a property, before its end.
+
+
+def error(message: str, title: str, file: str = "", line: int = 0) -> str:
+    """An error, at a line of a file if one is named."""
+    where = [f"file={_property(file)}"] if file else []
+    where += [f"line={line}"] if file and line else []
+    return f"::error {','.join([*where, f'title={_property(title)}'])}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

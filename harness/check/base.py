@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import View
-from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source, at_hand
 
 from .trials import Trials

@@ -15,16 +15,16 @@ import msgspec
 
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import EngineProcess, Host
 
 from .argument import argue
 from .base import base_of
-from .judge_run import judge_run
 from .known import may_be
+from .trials import judge_run
 
 REPLAYS = 2
 

@@ -3,14 +3,14 @@
 from eagletwin.cases.entry import Probe
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import Host
 
 
 def ask(probe: Probe, host: Host, patches: tuple[Patch, ...] = ()) -> Verdict:
     """Make the call, with these changes in memory, and compare its rows: the first that differs is the divergence."""
     call = probe.call
-    answered = host.probe(wire.Probe(call.name, dict(call.given), patches))
+    answered = host.probe(protocol.Probe(call.name, dict(call.given), patches))
     for number, row in enumerate(call.expected):
         actual = answered[number] if number < len(answered) else []
         if actual != row:

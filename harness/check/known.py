@@ -1,12 +1,9 @@
-"""Which known bug a divergence is: one of the ledger whose candidate fix makes the same case equal.
+"""Which known bugs a divergence shows: those of the ledger whose candidate fixes make the same case equal."""
 
-A rule is broken by many bugs, so its name alone says little: what is equal under a fix is that bug, and nothing else is. A case
-that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
-"""
-
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -19,15 +16,152 @@ from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.engines.changed_code import changed
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
+from eagletwin.harness.engines.source import Source, at_hand
 from eagletwin.harness.families import RECIPES
 
 from .base import base_of
 from .kind import covers, kind_of, likeness
-from .newest import as_newest
-from .suspected import Suspected
 from .trials import Trial, Trials
+
+# Whether the code that a remedy edits is, in another SGLang, as in the newest release.
+
+
+def as_newest(source: Source, remedy: Patch) -> bool:
+    """By the functions that the remedy edits. False where that cannot be seen: the release is not at hand, say."""
+    if source.called == releases()[-1]:
+        return True
+    newest = _newest()
+    if newest is None or remedy.switches or remedy.sglang_toggle is not None:
+        return False
+    return all(_same(edit.target, source.root, newest.root) for edit in remedy.edits)
+
+
+@cache
+def _newest() -> Source | None:
+    try:
+        return at_hand(releases()[-1])
+    except EagletwinError:
+        return None
+
+
+@cache
+def _same(target: str, root: Path, newest: Path) -> bool:
+    parts = target.split(".")
+    files = [(Path(*parts[:length]).with_suffix(".py"), ".".join(parts[:length])) for length in range(1, len(parts))]
+    for file, module in files:
+        if (newest / file).is_file():
+            return _changed(root / file, newest / file, module).isdisjoint((target, module))
+    return False
+
+
+@cache
+def _changed(file: Path, newest: Path, module: str) -> frozenset[str]:
+    """Functions that differ, by their names; the module's too where they cannot be told."""
+    try:
+        new, old = file.read_bytes(), newest.read_bytes()
+        if new == old:
+            return frozenset()
+        found = changed(old, new, module)
+    except (OSError, SyntaxError, ValueError):
+        return frozenset((module,))
+    return frozenset((*(place.name for place in found.places), *found.removed))
+
+
+# Which of several remedies a case needs: the fewest without any one of which it is wrong.
+#
+# Each question runs the case once, so they are asked of halves: one that is needed among eight takes three to six runs, where
+# taking away one after the other takes eight.
+
+
+def fewest(parts: Sequence[str], clean: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """The parts that are needed, in their order; of two that do the same, the one that comes first. clean: whether a case is
+    right with these alone; it is with all of them, and not with none."""
+    found = _needed((), tuple(parts), clean, asked=True)
+    if clean(found):
+        return found
+    found = tuple(parts)  # fewer may be wrong where more and less are right: then one after the other is taken away
+    for part in reversed(parts):
+        others = tuple(one for one in found if one != part)
+        if others and clean(others):
+            found = others
+    return found
+
+
+def _needed(
+    kept: tuple[str, ...], parts: tuple[str, ...], clean: Callable[[Sequence[str]], bool], *, asked: bool
+) -> tuple[str, ...]:
+    """Those of `parts` that are needed beside those that are kept. asked: the kept alone are known to be too few."""
+    if not asked and clean(kept):
+        return ()
+    if len(parts) == 1:
+        return parts
+    middle = (len(parts) + 1) // 2
+    first, second = parts[:middle], parts[middle:]
+    of_second = _needed(kept + first, second, clean, asked=False)
+    of_first = _needed(kept + of_second, first, clean, asked=not of_second)
+    return of_first + of_second
+
+
+# The bugs that one wrong case may show, and which of them it does: those whose remedies it needs to be right.
+
+
+class Suspected:
+    """apt: the bugs, whose remedies fit together. rule: what the case breaks with none of them. look: runs it with some.
+    told: ids of those that explained a case like it, which are asked first.
+
+    Of bugs with one remedy the first stands for all until they are named.
+    """
+
+    def __init__(
+        self, apt: Sequence[Entry], rule: str, look: Callable[[tuple[Entry, ...]], Trial], told: Collection[str] = ()
+    ) -> None:
+        self._alike = {entry.id: [one for one in apt if one.remedy == entry.remedy] for entry in apt}
+        self._first = [entry for entry in apt if entry is self._alike[entry.id][0]]
+        self._rule, self._look = rule, look
+        self._told = [entry.id for entry in self._first if any(one.id in told for one in self._alike[entry.id])]
+
+    def alone(self) -> tuple[str, ...]:
+        """One of those that break the rule, if its remedy is enough; it is with most cases."""
+        breaking = [entry.id for entry in self._first if self._breaks(entry)]
+        if len(self._told) == 1:
+            breaking.sort(key=lambda name: name not in self._told)
+        return next(((name,) for name in breaking if self._with((name,)).clean), ())
+
+    def again(self) -> tuple[str, ...]:
+        """The fewest of several that were told, if those are enough."""
+        if len(self._told) < 2 or not self._with(self._told).clean:
+            return ()
+        return fewest(self._told, lambda names: self._with(names).clean)
+
+    def together(self) -> tuple[str, ...]:
+        """The fewest whose remedies are enough, where those of all are: those that break the rule before others."""
+        likely = sorted(self._first, key=lambda entry: not self._breaks(entry))
+        return fewest([entry.id for entry in likely], lambda names: self._with(names).clean)
+
+    def named(self, names: Sequence[str]) -> tuple[Entry, ...]:
+        """These as entries: of bugs with one remedy that whose rule is broken without it."""
+        named = list[Entry]()
+        for entry in (entry for entry in self._first if entry.id in names):
+            others = [name for name in names if name != entry.id]
+            alike = self._alike[entry.id]
+            shown = self._with(others).verdict.rule if others and len(alike) > 1 else self._rule
+            named.append(next((one for one in alike if one.rule == shown), entry))
+        return tuple(named)
+
+    def _breaks(self, entry: Entry) -> bool:
+        return any(one.rule == self._rule for one in self._alike[entry.id])
+
+    def _with(self, names: Collection[str]) -> Trial:
+        return self._look(tuple(entry for entry in self._first if entry.id in names))
+
+
+# Which known bug a divergence is: one of the ledger whose candidate fix makes the same case equal.
+#
+# A rule is broken by many bugs, so its name alone says little: what is equal under a fix is that bug, and nothing else is. A
+# case that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 _UNDONE = [entry.revert for entry in LEDGER.values() if entry.revert is not None]

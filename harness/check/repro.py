@@ -16,13 +16,13 @@ import msgspec
 
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
-from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.difference import PATCH, keep
 from eagletwin.harness.engines.source import INSTALLED, Source, resolve
 from eagletwin.harness.families.valid import decode_case
@@ -197,7 +197,7 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
     if options is None:
         return EXIT_EQUAL
     source = _source(options.sglang, tree, sglang)
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.cuda_here import missing_for_cuda
     from eagletwin.harness.engines.host import Host, WouldNotStart
 
@@ -240,7 +240,7 @@ def _engine(host: "Host", case: Case, run: RunSpec) -> "tuple[EngineProcess, Run
 
 def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[str]:
     """Which of them did nothing."""
-    from .judge_run import idle_workarounds
+    from .trials import idle_workarounds
 
     idle = idle_workarounds(trace, fitting)
     for patch in run.workarounds:

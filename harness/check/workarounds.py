@@ -7,8 +7,7 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
 
 from .confirm import signature
-from .fewest import fewest
-from .known import Mends, entries_of
+from .known import Mends, entries_of, fewest
 from .trials import Trial
 
 Names = tuple[str, ...]

@@ -23,15 +23,12 @@ from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor.command import doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.gpu.command import gpu
+from eagletwin.harness.commands.info import ledger, models, releases, rules
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
-from eagletwin.harness.commands.ledger import ledger
-from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.releases import releases
 from eagletwin.harness.commands.report import report
-from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded

@@ -71,7 +71,7 @@ def _before(case: str, after: Sequence[str]) -> "tuple[Case, ...]":
 def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, spec: RunSpec, again: str) -> int:
     from eagletwin.harness.check import confirm
     from eagletwin.harness.check.repro import write_script
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
     from eagletwin.harness.page.run import write_run
 

@@ -112,7 +112,7 @@ def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> 
 
     weigh, again = None, spec.command("judge", folder)
     if pair[0]:
-        from .weighing import weighing
+        from .recorded_page import weighing
 
         weigh = weighing(*pair, device)
         again += f" --target {shlex.quote(pair[0])} --draft {shlex.quote(pair[1])}"

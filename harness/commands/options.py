@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import check_writable
-from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Mode
+from eagletwin.harness.core.files import check_writable
+from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Dtype, Mode
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
 

@@ -15,7 +15,7 @@ from .result import WrittenFacts
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.verdict import Verdict
-    from eagletwin.harness.page.model import Page
+    from eagletwin.harness.page.render import Page
 
 
 @with_json

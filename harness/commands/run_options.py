@@ -14,7 +14,7 @@ import typer
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.rule_names import rules_off
+from eagletwin.harness.core.rules import rules_off
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Limits, RunSpec
 
 from .options import (
@@ -114,7 +114,7 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
     sglang, files = given.get("sglang", ""), [Path(file) for file in changes["patch"]]
     if files:
-        from eagletwin.harness.engines.patched_tree import is_diff  # each command would pay for it as it starts
+        from eagletwin.harness.engines.source import is_diff  # each command would pay for it as it starts
 
         if diffs := [file for file in files if is_diff(file)]:
             sglang = str(_with_diff(given, diffs))
@@ -145,7 +145,6 @@ def _with_diff(given: dict[str, Any], diffs: list[Path]) -> Path:
             consequence="nothing was run",
             remedy="apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
         )
-    from eagletwin.harness.engines.patched_tree import patched_tree
-    from eagletwin.harness.engines.source import resolve
+    from eagletwin.harness.engines.source import patched_tree, resolve
 
     return patched_tree(resolve(given["sglang"]), diffs[0])

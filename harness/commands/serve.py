@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.engines.wire import Serve
+from eagletwin.harness.engines.protocol import Serve
 
 from .options import tell
 from .run_options import CHANGES, KERNELS, SERVED, SOURCE, run_options

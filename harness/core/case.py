@@ -170,7 +170,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar  absent: none
     session  the streaming session that it is a turn of: its prompt goes on behind the prompts and answers of the session's
              earlier requests, and it is handed in when the one before has ended, if that is after `arrive`. "": of none
-    n  so many answers are wanted: the scheduler is sent other requests in its place (core/samples.py)
+    n  so many answers are wanted: the scheduler is sent other requests in its place (core/request_inputs.py)
     after  it is handed in when this request has ended, if that is after `arrive`. "": it waits for none
     adapter  the target's weights are changed by it; the draft's never are. absent: they are as they are
     """

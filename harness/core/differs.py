@@ -12,8 +12,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .terminal import count
 from .verdict import Verdict
-from .words import count
 
 SHOWN = 5  # names of a list that a sentence holds
 _MOST_OF_A_GATE = 60  # columns

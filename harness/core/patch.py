@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import InputError
-from .read_input import read_input, refuse_duplicates
+from .files import read_input, refuse_duplicates
 
 
 class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,9 @@ It has the records of a trace, and no case: nobody drew what a server was asked 
 becomes a trace of a case that says what there was, with a `served` model.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from .arrays import Array
 from .case import Case, EngineSettings, Request, Sampling, SGLangSettings
 from .records import Ending, EngineInfo, Header, Record, ServedModel, Size
+from .verdict import Divergence
 
 RECORDING = 2
 # A server's own file, beside the folders of its requests.
@@ -173,3 +176,33 @@ def whole_tables(
         numbers = {name: value for name, value in record.numbers.items() if name != "table_length"}
         found.append(replace(record, tensors=names, numbers=numbers))
     return tuple(found), kept
+
+
+# What a pair of checkpoints says of a recording of its server, and why it may say nothing of what was drafted. Plain data.
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """Why nobody can tell which drafts a request deserves.
+
+    cause   in a few words, for tables and programs
+    why     a sentence's part that explains it; remedy: a sentence's part, what to do to have such requests compared
+    """
+
+    cause: str
+    why: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Weighed:
+    """One recording: comparisons by rule, and what diverged, in the order of the data.
+
+    open    choices that are too close to tell
+    untold  why none of its drafts was compared; None: some were
+    """
+
+    divergences: list[Divergence] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    open: int = 0
+    untold: Untold | None = None

@@ -4,6 +4,7 @@ trace.py writes and reads them.
 """
 
 import hashlib
+from enum import IntEnum
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -11,8 +12,40 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .case import Case
 from .differs import Differs
-from .dtype import Dtype
-from .jitter import Jittered
+from .mode import Dtype
+
+# Jitter: seeded pauses on the streams of a GPU, and where they fell in a run. engines/sglang/jitter.py makes them.
+
+
+class Jitter(Struct, frozen=True):
+    """What is asked of a run that records nothing of its batches.
+
+    seed     draws which points get a pause, and how long each is: the same seed and the same points, the same pauses
+    share    of the points, 0 to 1, that get one
+    longest  microseconds. Pauses are spread evenly over the orders of magnitude from a hundredth of it on; 0: there is none
+    """
+
+    seed: int
+    share: float = 0.12
+    longest: int = 20_000
+
+
+class Pause(NamedTuple):
+    """A pause. point: its number among the points of the run, from 0; place: the call that it follows, and the stream;
+    microseconds: how long at least."""
+
+    point: int
+    place: str
+    microseconds: int
+
+
+class Jittered(Struct, frozen=True):
+    """What became of it. points: calls after which a pause might have been."""
+
+    asked: Jitter
+    points: int
+    pauses: tuple[Pause, ...]
+
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -185,3 +218,76 @@ class Header(Struct, frozen=True, kw_only=True):
     def has_all_numbers(self) -> bool:
         """Whether each record has all numbers of its stage: traces do from schema 5 on."""
         return self.schema > 4
+
+
+# Which parts of a worker hold the number of draft steps, and the number of nodes, of a round whose steps are adaptive.
+#
+# In the order of the two tensors of a trace's record `steps`; a part that a round has not says -1.
+
+STEPS_OF = (
+    "the worker",
+    "the draft worker",
+    "the running configuration",
+    "verify's input",
+    "the draft's attention backend",
+    "the target's attention backend",
+    "draft extend's attention backend",
+)
+NODES_OF = (
+    "the worker",
+    "the draft worker",
+    "the running configuration",
+    "verify's input",
+    "the target's attention backend",
+    "draft extend's attention backend",
+)
+
+
+# What a trace says of a request's answer in numbers: why it ended, and what it was told of the probabilities of tokens.
+
+# What a message counts for a request. UNSAID: this SGLang's message does not have it.
+COUNTS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "cached_device",
+    "cached_host",
+    "verify_ct",
+    "correct_drafts",
+    "retractions",
+)
+UNSAID = -(1 << 31)
+
+
+class Finish(IntEnum):
+    """The kinds of a finish reason. Integers, as all numbers of a record are."""
+
+    LENGTH = 0
+    STOP = 1
+    ABORT = 2
+    OTHER = 3
+
+
+# Part of a text, and what is said of each of its places: the token there, the best ones, those that were asked for.
+LOGPROBS = tuple(f"{part}_{kind}_logprobs" for part in ("input", "output") for kind in ("token", "top", "token_ids"))
+
+
+# What unwritten and freed KV slots hold: engines write it, and whoever asks whose a wrong number is knows it again.
+#
+# Poison makes a read of an unwritten slot show. Keys are poisoned with a small number, so that attention gives
+# the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
+# one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
+#
+# A latent row is the key and the value of its slot at once. It is poisoned with 1, the size of the numbers that lie there: such
+# a row gets the attention of any other, and its values are as far from the right ones as those of another position.
+#
+# A state is multiplied by a query and added to: poison is as huge as that of values, and so is that of a convolution's inputs.
+
+KEY_POISON = 0.25
+VALUE_POISON = 1.0e4
+LATENT_POISON = 1.0
+STATE_POISON = 1.0e4
+
+# What a trace has in place of a row whose slot left the window of its layer, and was freed: nothing lies there. It is no number
+# that a model computes here, and exact in every type.
+GONE = -(2.0**15)

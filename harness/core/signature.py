@@ -1,14 +1,15 @@
-"""What a trial found, in the few words that stay the same while a case shrinks: the identity of a finding.
-
-Many bugs break the same rule, so a rule's name does not identify a bug: a search that knew `draft.hidden_in` would set aside
-every other bug of that rule, and its shrinking would slip from one bug to another.
-"""
+"""A finding in words: its identity while its case shrinks, and the place of its number."""
 
 import re
 from dataclasses import dataclass
 
 from .records import Ending
-from .verdict import Verdict
+from .verdict import Divergence, Verdict
+
+# What a trial found, in the few words that stay the same while a case shrinks: the identity of a finding.
+#
+# Many bugs break the same rule, so a rule's name does not identify a bug: a search that knew `draft.hidden_in` would set aside
+# every other bug of that rule, and its shrinking would slip from one bug to another.
 
 # What differs between two cases that show the same thing: names of requests, numbers, and how many numbers a list has.
 _REQUEST = re.compile(r"\brequests? [\w'\"-]+")
@@ -59,3 +60,44 @@ def signature_of(verdict: Verdict, ending: Ending) -> Signature | None:
 def without_numbers(text: str) -> str:
     """A reason without what differs from case to case."""
     return _LIST.sub("#", _NUMBER.sub("#", _REQUEST.sub("a request", text)))
+
+
+# Where a number stands, in words: the stages of a trace, and the place of a divergence.
+
+STAGES = {
+    "target.extend": "target prefill",
+    "draft.extend": "draft extend (prefill)",
+    "prefill": "after draft extend (prefill)",
+    "draft.decode": "draft decode",
+    "draft": "when draft() returned",
+    "target.verify": "target verify",
+    "verify": "when verify returned",
+    "draft.extend_decode": "draft extend (decode)",
+    "extend": "after draft extend (decode)",
+    "finished": "end of the request",
+    "cached": "prefix cache at the end",
+    "copy": "a copy between device and host",
+    "looked_up": "when a request was looked up in the prefix cache",
+    "kernel": "inside a kernel",
+    "batch": "before a batch ran",
+    "iteration": "before a scheduler iteration",
+    "steps": "before verify, of the whole batch",
+    "read": "when a batch's result was looked at before a retraction",
+    "fed": "when a batch's result was processed",
+    "session": "when a request of a session was handed in",
+    "flushed": "after the cache was flushed",
+    "pool": "between two batches",
+    "plain": "in plain decode",
+}
+
+
+def place_of(found: Divergence, num_steps: int, layers: bool) -> str:
+    """Rank, request, round and stage, with its step and layer."""
+    where = f"request {found.request}, round {found.round}, " if found.request else ""
+    stage = STAGES[found.stage]
+    first = 0 if found.stage == "draft.decode" else 1  # a plain language model's step 0; of draft() the whole has none
+    if found.stage in ("draft.decode", "draft") and first <= found.step < num_steps:  # nor has what comes after the last step
+        stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
+    if layers and found.rule.startswith("draft.") and found.stage != "draft":
+        stage += f", layer {found.layer}"
+    return (f"rank {found.rank}, " if found.rank is not None else "") + where + stage

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 # What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py);
-# `shifted`: a plain language model is held to what it computes of x[1..] at positions 0.. (reference/plain.py).
+# `shifted`: a plain language model is held to what it computes of x[1..] at positions 0.. (reference/draft_heads.py).
 View = Literal["slot_layout", "true_tree", "last_fed", "committed", "shifted"]
 
 # As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
@@ -30,7 +30,7 @@ class Rule(NamedTuple):
     weights: Literal["no", "in part", "yes"]
 
 
-# Names are stable: the kind of a divergence, and a column of the reports. Rendered by rule_table.py.
+# Names are stable: the kind of a divergence, and a column of the reports. Rendered by rules.py.
 RULES: dict[str, Rule] = {
     "draft.input_ids": Rule(
         "3.1-3.3",

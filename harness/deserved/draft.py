@@ -14,8 +14,8 @@ from torch import Tensor
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.mtp import PREFIX, layer_numbers, layer_of
 from eagletwin.harness.families.recipe import Recipe
+from eagletwin.reference.draft_heads import Eagle3Head, proposed_tokens
 from eagletwin.reference.eagle import EagleHead, Head, draft_rows
-from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.llama import Weights
 
 from .checkpoint import Checkpoint

@@ -11,12 +11,10 @@ from eagletwin.harness.judge.bounds import FLOAT32
 
 from .checkpoint import Checkpoint, checkpoint
 from .draft import DraftModel, read_draft, rounded
-from .follow import Followed, Shape, follow_chains
-from .last_fed import follow_last_fed
+from .follow import Followed, Shape, follow_chains, follow_last_fed, follow_trees
 from .precision import Precision
 from .server import Started
 from .target import Read, Served, Target
-from .trees import follow_trees
 
 
 @dataclass(frozen=True, slots=True)

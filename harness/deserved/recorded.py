@@ -10,18 +10,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.recording import RecordedServer, Untold, Weighed
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
-from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.judge.bounds import FLOAT32
-from eagletwin.harness.judge.story import Round, Story, stories
+from eagletwin.harness.judge.replay import RequestReplay, Round, replay_requests
 
-from .compare import compare
-from .cuts import Cuts
 from .follow import Shape, chain_logits
 from .pair import Pair
 from .precision import off_by, stored_rows
+from .rounds import Cuts, compare
 from .server import Answer, Started
 from .target import Read
 
@@ -97,33 +95,33 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     """
     header = trace.header
     request, found = header.case.requests[0], Weighed()
-    story = stories(trace, DECLARED_VIEW)[request.id]
-    if len(story.tokens) < 2:
+    replay = replay_requests(trace, DECLARED_VIEW)[request.id]
+    if len(replay.tokens) < 2:
         found.untold = _NO_ROUND
         return found
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
     if pair.precision is None and header.engine.device == "cuda":
         pair = replace(pair, tie=2 * _TF32)
-    read = pair.read(story.tokens)
-    own = pair.on(story.tokens, read, shape)
+    read = pair.read(replay.tokens)
+    own = pair.on(replay.tokens, read, shape)
     if request.sampling is None and not altered:
-        _committed(own, story, read, found)
-    found.untold = _why_untold(own, trace, said, story, shape)
+        _committed(own, replay, read, found)
+    found.untold = _why_untold(own, trace, said, replay, shape)
     if found.untold is None:
         own.must_draft(shape)
         if _are_chains(own, shape):
-            _chains(own, story, read, shape, found)
+            _chains(own, replay, read, shape, found)
         else:
-            _rounds(own, story, read, shape, _cuts(trace), found)
-    _rows(own, trace, story, read, found)
+            _rounds(own, replay, read, shape, _cuts(trace), found)
+    _rows(own, trace, replay, read, found)
     found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
     return found
 
 
-def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, story: Story, shape: Shape) -> Untold | None:
+def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, replay: RequestReplay, shape: Shape) -> Untold | None:
     """Why nobody can tell what its rounds deserve; None: it can be told."""
-    whole, samples = _whole(story), trace.header.case.requests[0].sampling is not None
+    whole, samples = _whole(replay), trace.header.case.requests[0].sampling is not None
     if not whole:
         return _NO_ROUND
     if samples and said.arguments.get("speculative_use_rejection_sampling", "True") != "False":
@@ -138,7 +136,7 @@ def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, story: Story, sh
         if _borrowed(trace):
             return _BORROWED
     # A retracted request is prefilled again, which gives a token; nothing goes on behind the last one.
-    ends = [*(following.committed for following in whole[1:]), len(story.tokens) - 1]
+    ends = [*(following.committed for following in whole[1:]), len(replay.tokens) - 1]
     lost = any(one.end != end for one, end in zip(whole, ends, strict=True))
     return _ROUND_LOST if lost else None
 
@@ -148,9 +146,9 @@ def _are_chains(pair: Pair, shape: Shape) -> bool:
     return shape.topk == 1 and not pair.draft.layers
 
 
-def _whole(story: Story) -> list[Round]:
+def _whole(replay: RequestReplay) -> list[Round]:
     """The rounds that committed something."""
-    return [one for one in story.rounds if one.end > one.committed]
+    return [one for one in replay.rounds if one.end > one.committed]
 
 
 def _borrowed(trace: Trace) -> bool:
@@ -179,33 +177,33 @@ def _cuts(trace: Trace) -> Cuts:
     return tuple(numbers["end"] for numbers in prefills if not numbers["final"])
 
 
-def _committed(pair: Pair, story: Story, read: Read, found: Weighed) -> None:
+def _committed(pair: Pair, replay: RequestReplay, read: Read, found: Weighed) -> None:
     """A greedy request commits what the target says."""
-    begin, lead = len(story.prompt), read.lead.tolist()
-    for place in range(begin, len(story.tokens)):
+    begin, lead = len(replay.prompt), read.lead.tolist()
+    for place in range(begin, len(replay.tokens)):
         found.checked["verify.accept"] += 1
         if lead[place - 1] <= pair.tie:
             continue
-        number = next((n for n, one in enumerate(story.rounds) if place <= one.end), 0)
-        expected, actual = int(read.best[place - 1]), story.tokens[place]
+        number = next((n for n, one in enumerate(replay.rounds) if place <= one.end), 0)
+        expected, actual = int(read.best[place - 1]), replay.tokens[place]
         index = f"token {place} of the text"
-        found.divergences.append(_wrong("verify.accept", story, number, index, expected, actual))
+        found.divergences.append(_wrong("verify.accept", replay, number, index, expected, actual))
 
 
-def _chains(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) -> None:
+def _chains(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, found: Weighed) -> None:
     """Each draft of a round, up to the first that was refused."""
-    by_start = {one.committed: number for number, one in enumerate(story.rounds)}
-    ids, kind = torch.tensor(story.tokens, device=read.hidden.device), pair.draft.heads[0].embedding.dtype
+    by_start = {one.committed: number for number, one in enumerate(replay.rounds)}
+    ids, kind = torch.tensor(replay.tokens, device=read.hidden.device), pair.draft.heads[0].embedding.dtype
     for first, logits in chain_logits(pair.draft, ids, read.hidden.to(kind), shape.num_steps):
         for start in range(first, first + len(logits)):
             number = by_start.get(start)
             if number is not None:
-                _chain(pair, story, number, logits[start - first], found)
+                _chain(pair, replay, number, logits[start - first], found)
 
 
-def _chain(pair: Pair, story: Story, number: int, logits: torch.Tensor, found: Weighed) -> None:
+def _chain(pair: Pair, replay: RequestReplay, number: int, logits: torch.Tensor, found: Weighed) -> None:
     """logits [S, V]"""
-    round = story.rounds[number]
+    round = replay.rounds[number]
     for step, drafted in enumerate(round.drafted[: round.end - round.committed]):
         row = logits[step]
         best = int(row.argmax())
@@ -216,16 +214,16 @@ def _chain(pair: Pair, story: Story, number: int, logits: torch.Tensor, found: W
             found.open += best != drafted
             continue
         index = f"draft {step + 1} behind {round.committed + 1} tokens"
-        found.divergences.append(_wrong("draft.proposal", story, number, index, best, drafted, step))
+        found.divergences.append(_wrong("draft.proposal", replay, number, index, best, drafted, step))
         return
 
 
-def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, cuts: Cuts, found: Weighed) -> None:
+def _rounds(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, cuts: Cuts, found: Weighed) -> None:
     """How many drafts each round accepted."""
-    begin, whole = len(story.prompt), _whole(story)
+    begin, whole = len(replay.prompt), _whole(replay)
     answer = Answer(
-        prompt=story.prompt,
-        tokens=tuple(story.tokens[begin:]),
+        prompt=replay.prompt,
+        tokens=tuple(replay.tokens[begin:]),
         rounds=len(whole),
         starts=tuple(one.committed for one in whole),
         accepted=None,
@@ -235,22 +233,22 @@ def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, cuts: Cuts, foun
     compared = compare(pair, shape, answer, read, (cuts,))
     found.checked["draft.proposal"] += len(whole)
     found.open += compared.open
-    numbers = {one.committed: number for number, one in enumerate(story.rounds)}
+    numbers = {one.committed: number for number, one in enumerate(replay.rounds)}
     for wrong in compared.wrong:
         deserved = " or ".join(map(str, wrong.deserved))
         index = f"drafts accepted behind {wrong.committed + 1} tokens"
-        found.divergences.append(_wrong("draft.proposal", story, numbers[wrong.committed], index, deserved, wrong.used))
+        found.divergences.append(_wrong("draft.proposal", replay, numbers[wrong.committed], index, deserved, wrong.used))
 
 
-def _rows(pair: Pair, trace: Trace, story: Story, read: Read, found: Weighed) -> None:
+def _rows(pair: Pair, trace: Trace, replay: RequestReplay, read: Read, found: Weighed) -> None:
     """What the draft's pool has of each committed token."""
     records = [number for number, record in enumerate(trace.header.records) if "draft_kv" in record.tensors]
     if not records or trace.header.engine.tp > 1 or pair.draft.layers:
         return
-    exact = stored_rows(pair.draft, story.tokens, read.hidden)
+    exact = stored_rows(pair.draft, replay.tokens, read.hidden)
     most = _TF32 if trace.header.engine.device == "cuda" else FLOAT32.relative
     if pair.precision is not None:
-        most = pair.precision.rows(story.tokens, exact)
+        most = pair.precision.rows(replay.tokens, exact)
     for number in records:
         record, at = trace.header.records[number], trace.array(number, "draft_rows")
         known = at < len(exact)  # a round in flight may have stored more than was committed in the end
@@ -262,7 +260,7 @@ def _rows(pair: Pair, trace: Trace, story: Story, read: Read, found: Weighed) ->
                 found.divergences.append(
                     Divergence(
                         rule="draft.kv",
-                        request=story.name,
+                        request=replay.name,
                         round=record.round,
                         stage=record.stage,
                         step=0,
@@ -275,10 +273,12 @@ def _rows(pair: Pair, trace: Trace, story: Story, read: Read, found: Weighed) ->
                 break
 
 
-def _wrong(rule: str, story: Story, number: int, index: str, expected: object, actual: object, step: int = 0) -> Divergence:
+def _wrong(
+    rule: str, replay: RequestReplay, number: int, index: str, expected: object, actual: object, step: int = 0
+) -> Divergence:
     return Divergence(
         rule=rule,
-        request=story.name,
+        request=replay.name,
         round=number,
         stage="draft" if rule == "draft.proposal" else "verify",
         step=step,

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from eagletwin.harness.core.mode import Attention
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 
 def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Watch, changes_of
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 
 from .changed_code import Changed, changed
 from .provision import digest_of

@@ -18,20 +18,19 @@ import msgspec
 
 from eagletwin.harness.core.case import Case, Event, Request, encode_case
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
-from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
+from eagletwin.harness.core.request_inputs import expanded
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, Kernels, Limits
-from eagletwin.harness.core.samples import expanded
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.weights import model_pair
 
-from . import plain_decode, wire
+from . import plain_decode, protocol
 from .compilers import MOST_SECONDS, answers_within
-from .idle_edits import of_both
+from .plain_decode import of_both
 from .source import INSTALLED, Source
 from .start import Zygote
 
@@ -144,7 +143,7 @@ class Host:
         if engine is None or not engine.alive:
             self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
-            build = wire.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(configuration, foreseen))
+            build = protocol.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(configuration, foreseen))
             engine = self._forked(build)
             most = MAX_ENGINES if self.mode.processes == 1 else 1
             for name in idle[: max(0, len(self._engines) - most + 1)] if engine is None else ():
@@ -164,7 +163,7 @@ class Host:
             return ()
         return tuple(sorted({target for patch in foreseen for target in patch.targets}))
 
-    def _forked(self, build: wire.Build) -> "EngineProcess | None":
+    def _forked(self, build: protocol.Build) -> "EngineProcess | None":
         """The engine, forked from one that has the first of its patches; None: there is none, or it cannot be that."""
         for count in reversed(range(len(build.patches))):
             origin = self._engines.get(_key(build.configuration, build.patches[:count], build.kernels))
@@ -172,21 +171,21 @@ class Host:
                 return engine
         return None
 
-    def probe(self, probe: wire.Probe) -> list[list[int]]:
+    def probe(self, probe: protocol.Probe) -> list[list[int]]:
         """Call one function of SGLang alone. Raises WouldNotStart with the release's word if it cannot be called."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                wire.send(self.connection(), probe, theirs.fileno())
+                protocol.send(self.connection(), probe, theirs.fileno())
             ours.settimeout(BUILD_SECONDS)
             try:
-                answer, _ = wire.receive(ours)
+                answer, _ = protocol.receive(ours)
             except (EOFError, TimeoutError, ConnectionError) as error:
-                answer = wire.Refused(type(error).__name__, "")
-        if isinstance(answer, wire.Probed):
+                answer = protocol.Refused(type(error).__name__, "")
+        if isinstance(answer, protocol.Probed):
             return answer.numbers
-        if not isinstance(answer, wire.Refused):
-            raise wire.unexpected(answer)
+        if not isinstance(answer, protocol.Refused):
+            raise protocol.unexpected(answer)
         raise WouldNotStart(
             f"{probe.name} cannot be called: {answer.error}",
             consequence="nothing is known of it",
@@ -194,7 +193,7 @@ class Host:
             trace=answer.trace,
         )
 
-    def _with_plain(self, build: wire.Build) -> "EngineProcess":
+    def _with_plain(self, build: protocol.Build) -> "EngineProcess":
         """An engine, with the one beside it that decodes plainly, if the configuration has it."""
         engine = self._build(build)
         if build.configuration.engine.sglang.plain_decode:
@@ -206,16 +205,16 @@ class Host:
                 raise
         return engine
 
-    def _build(self, build: wire.Build) -> "EngineProcess":
+    def _build(self, build: protocol.Build) -> "EngineProcess":
         connection = self.connection()
         ours, theirs = socket.socketpair()
         with theirs:
-            wire.send(connection, build, theirs.fileno())
+            protocol.send(connection, build, theirs.fileno())
         ours.settimeout(_REST_SECONDS)
         try:
             if not answers_within(ours, BUILD_SECONDS):
                 raise TimeoutError
-            answer, _ = wire.receive(ours)
+            answer, _ = protocol.receive(ours)
         except (EOFError, TimeoutError, ConnectionError) as error:
             ours.close()
             raise WouldNotStart(
@@ -223,14 +222,14 @@ class Host:
                 consequence="no case was run on this configuration",
                 remedy="`eagletwin info doctor`; free some memory, an engine takes about 0.7 GB",
             ) from error
-        if isinstance(answer, wire.PatchDidNotApply):
+        if isinstance(answer, protocol.PatchDidNotApply):
             ours.close()
             raise PatchDoesNotApply(
                 answer.error,
                 consequence="the patched engine was not built, so nothing is proven either way",
                 remedy="adapt the patch to this release of SGLang",
             )
-        if isinstance(answer, wire.Refused):
+        if isinstance(answer, protocol.Refused):
             ours.close()
             if answer.full:
                 raise Unwritable(answer.full)
@@ -242,9 +241,9 @@ class Host:
                 trace="" if answer.ours else answer.trace,
                 ours=answer.ours,
             )
-        if not isinstance(answer, wire.Built):
+        if not isinstance(answer, protocol.Built):
             ours.close()
-            raise wire.unexpected(answer)
+            raise protocol.unexpected(answer)
         return EngineProcess(ours, answer.engine, self.source, build.foreseen)
 
     def shared(self) -> socket.socket | None:
@@ -265,16 +264,16 @@ class Host:
         if not zygote.ready:
             connection.settimeout(IMPORT_SECONDS)
             try:
-                answer, _ = wire.receive(connection)
+                answer, _ = protocol.receive(connection)
             except (EOFError, TimeoutError, ConnectionError) as error:
                 raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
-            if isinstance(answer, wire.Refused):
+            if isinstance(answer, protocol.Refused):
                 if answer.full:
                     self.close()
                     raise Unwritable(answer.full)
                 raise self._no_import(answer.error, answer.trace)
-            if not isinstance(answer, wire.Ready):
-                raise wire.unexpected(answer)
+            if not isinstance(answer, protocol.Ready):
+                raise protocol.unexpected(answer)
             connection.settimeout(None)
             zygote.ready, zygote.version = True, answer.version
         return connection
@@ -364,10 +363,10 @@ class EngineProcess:
         answer: object = None
         with contextlib.suppress(EOFError, OSError):  # the engine is gone
             with theirs:
-                wire.send(self._connection, wire.Vary(patches), theirs.fileno())
+                protocol.send(self._connection, protocol.Vary(patches), theirs.fileno())
             ours.settimeout(_REST_SECONDS)
-            answer, _ = wire.receive(ours)
-        if isinstance(answer, wire.Built):
+            answer, _ = protocol.receive(ours)
+        if isinstance(answer, protocol.Built):
             self._forks.append(EngineProcess(ours, answer.engine, self.source, self._foreseen, self))
             return self._forks[-1]
         ours.close()
@@ -436,19 +435,19 @@ class EngineProcess:
         try:
             # the engine process keeps the limits, which leave compilers out; this is for its own death
             self._connection.settimeout(limits.case + MOST_SECONDS + _REST_SECONDS)
-            wire.send(
+            protocol.send(
                 self._connection,
-                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter, sends or {}),
+                protocol.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter, sends or {}),
             )
         except OSError as error:
             self._broken = type(error).__name__
 
-    def _answer(self) -> wire.Stepped | wire.Ran | wire.Failed:
+    def _answer(self) -> protocol.Stepped | protocol.Ran | protocol.Failed:
         if not self._broken:
             try:
-                answer, _ = wire.receive(self._connection)
-                if not isinstance(answer, wire.Stepped | wire.Ran | wire.Failed):
-                    raise wire.unexpected(answer)
+                answer, _ = protocol.receive(self._connection)
+                if not isinstance(answer, protocol.Stepped | protocol.Ran | protocol.Failed):
+                    raise protocol.unexpected(answer)
                 return answer
             except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
                 self._broken = type(error).__name__
@@ -457,17 +456,17 @@ class EngineProcess:
                 raise
         self.close()
         ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})")
-        return wire.Ran(ending, tuple(range(self.info.tp * self.info.pp)))
+        return protocol.Ran(ending, tuple(range(self.info.tp * self.info.pp)))
 
-    def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
+    def _end(self, case: Case, folder: Path, answer: protocol.Ran | protocol.Failed | None = None) -> Trace:
         """The trace of a run that is over."""
         self.busy = False
         if answer is None:
             given = self._answer()
-            if isinstance(given, wire.Stepped):
-                raise wire.unexpected(given)
+            if isinstance(given, protocol.Stepped):
+                raise protocol.unexpected(given)
             answer = given
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, protocol.Failed):
             self._in_fork.clear()
             raise HarnessError(
                 f"the process of case {case.name} could not do its work: {answer.error}",
@@ -550,13 +549,13 @@ class Session:
         self.case, before = grown, self.case
         with contextlib.suppress(OSError):  # the engine is gone: the answer says so
             sent = expanded(grown).requests[len(expanded(before).requests) :]
-            wire.send(self._engine._connection, wire.Step(sent, events, chunks, last))
+            protocol.send(self._engine._connection, protocol.Step(sent, events, chunks, last))
         self.trace = self._wait()
         return self.trace
 
     def _wait(self) -> Trace:
         answer = self._engine._answer()
-        if isinstance(answer, wire.Stepped):
+        if isinstance(answer, protocol.Stepped):
             return read_trace(self._folder)
         self.over = True
         return self._engine._end(expanded(self.case), self._folder, answer)

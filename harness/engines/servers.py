@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
 
-from . import wire
+from . import protocol
 from .host import BUILD_SECONDS, Host, PatchDoesNotApply, WouldNotStart
 from .start import Zygote
 
@@ -54,7 +54,7 @@ class Servers:
             server.close()
         self._host.close()
 
-    def start(self, asked: wire.Serve) -> "Server":
+    def start(self, asked: protocol.Serve) -> "Server":
         """Start a server; it answers when this returns. Port 0: a free one. Its `log` is set here.
 
         Raises WouldNotStart, PatchDoesNotApply, and InputError for a port that is taken."""
@@ -64,7 +64,7 @@ class Servers:
         with _reserved(asked.port) as port:
             ours, theirs = socket.socketpair()
             with theirs:
-                wire.send(connection, replace(asked, port=port, log=log), theirs.fileno())
+                protocol.send(connection, replace(asked, port=port, log=log), theirs.fileno())
             server = Server(ours, f"http://127.0.0.1:{port}", Path(log))
             self._running.append(server)
             server.wait()
@@ -121,31 +121,31 @@ class Server:
         """Wait until the scheduler stands."""
         self._connection.settimeout(BUILD_SECONDS)
         try:
-            answer, _ = wire.receive(self._connection)
+            answer, _ = protocol.receive(self._connection)
         except (EOFError, TimeoutError, ConnectionError) as error:
             raise self._would_not_start(f"its processes fell silent ({type(error).__name__})") from error
         finally:
             self._connection.settimeout(None)
-        if isinstance(answer, wire.PatchDidNotApply):
+        if isinstance(answer, protocol.PatchDidNotApply):
             raise PatchDoesNotApply(
                 answer.error,
                 consequence="the patched server was not started",
                 remedy="adapt the patch to this release of SGLang",
             )
-        if isinstance(answer, wire.Refused | wire.ServerEnded):
-            raise self._would_not_start(answer.error, ours=isinstance(answer, wire.Refused) and answer.ours)
-        if not isinstance(answer, wire.Serving):
-            raise wire.unexpected(answer)
+        if isinstance(answer, protocol.Refused | protocol.ServerEnded):
+            raise self._would_not_start(answer.error, ours=isinstance(answer, protocol.Refused) and answer.ours)
+        if not isinstance(answer, protocol.Serving):
+            raise protocol.unexpected(answer)
         self.shims = answer.shims
 
     def _hear(self) -> None:
         """Take what the supervisor says of a server that stands: that it ended, or first what one of its processes said."""
         try:
-            message, _ = wire.receive(self._connection)
+            message, _ = protocol.receive(self._connection)
         except (EOFError, ConnectionError):
             self._error = "its supervisor is gone"
             return
-        if isinstance(message, wire.ServerEnded):
+        if isinstance(message, protocol.ServerEnded):
             self._error = message.error
 
     def _answers(self) -> bool:

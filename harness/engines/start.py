@@ -16,12 +16,12 @@ from types import TracebackType
 
 import msgspec
 
-from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.differs import Watch
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.environment import RUN_MODULE
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.mode import CPU, Mode
 
-from . import ancestor, wire
+from . import prefork, protocol
 from .source import INSTALLED, Source
 
 # What ends a server does it by force, so this is never reached but on a machine that stands still.
@@ -43,7 +43,7 @@ class Zygote:
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()
-        self._process: subprocess.Popen[bytes] | ancestor.Leash | None = None
+        self._process: subprocess.Popen[bytes] | prefork.Leash | None = None
         self._log: Path | None = None
         self._scratch = ""  # TMPDIR of the engine processes: SGLang leaves files in it at each start
 
@@ -66,7 +66,7 @@ class Zygote:
         """A connection at which another process finds this one, `joined`."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(OSError):  # it has just ended: whoever joins it finds it gone
-            wire.send(self.connection, wire.Join(), theirs.fileno())
+            protocol.send(self.connection, protocol.Join(), theirs.fileno())
         return ours
 
     def start(self) -> None:
@@ -77,8 +77,8 @@ class Zygote:
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
             module = _WITH_FRONT_END if self.front else _MODULES[self.mode.device]
-            if module == _MODULES["cpu"] and ancestor.may_fork(self.source):
-                self._process = ancestor.fork(environment, self._named(), self._theirs, self._log)
+            if module == _MODULES["cpu"] and prefork.may_fork(self.source):
+                self._process = prefork.fork(environment, self._named(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
                 [*RUN_MODULE, module, str(self._theirs.fileno()), *self._named()],

@@ -16,7 +16,7 @@ from . import RECIPES
 from .recipe import Recipe
 
 if TYPE_CHECKING:
-    from eagletwin.reference.adapters import LowRank
+    from eagletwin.reference.layers import LowRank
 
 MOST_RANK = 8  # what core/case.py admits
 PROJECTIONS = {
@@ -49,7 +49,7 @@ def made(model: str, adapter: Adapter) -> dict[str, LowRank]:
     """The adapter of this model, in float32: by the name of the weight that it changes."""
     import torch
 
-    from eagletwin.reference.adapters import LowRank
+    from eagletwin.reference.layers import LowRank
 
     recipe = RECIPES[model]
     shape, generator = recipe.target, torch.Generator().manual_seed(adapter.seed)

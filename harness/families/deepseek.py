@@ -131,7 +131,7 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The NextN layer, which hands on its normed state."""
-    from eagletwin.reference.mtp_head import MtpHead
+    from eagletwin.reference.draft_heads import MtpHead
 
     return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
 

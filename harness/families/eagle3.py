@@ -138,7 +138,7 @@ def _further_layers(recipe: Recipe, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The one head, with an LM head of its own."""
-    from eagletwin.reference.eagle3 import Eagle3Head
+    from eagletwin.reference.draft_heads import Eagle3Head
 
     return (Eagle3Head(draft, recipe.draft, embedding, proposes, "norm_output" in recipe.head_norms),)
 

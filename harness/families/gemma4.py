@@ -102,7 +102,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The one head; a layer of it reads the target's last one of its kind."""
-    from eagletwin.reference.frozen import FrozenHead
+    from eagletwin.reference.draft_heads import FrozenHead
 
     kinds = [window > 0 for window in recipe.target.windows]
     reads = tuple(max(n for n, kind in enumerate(kinds) if kind == (window > 0)) for window in recipe.draft.windows)

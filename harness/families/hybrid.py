@@ -35,6 +35,6 @@ def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The MTP layer, which attends, and hands on its normed state."""
-    from eagletwin.reference.mtp_head import MtpHead
+    from eagletwin.reference.draft_heads import MtpHead
 
     return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)

@@ -1,11 +1,52 @@
 """What of a case a mode runs, whatever the release: on a GPU, in bfloat16, on several ranks, in a pipeline."""
 
+from collections.abc import Mapping
+
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
+from eagletwin.harness.core.terminal import count
 
 from . import RECIPES
-from .pipelines import not_in_stages
-from .ranks import not_on_ranks
+
+# What of a case several ranks run that share the work of each layer (`--tp`).
+
+
+def not_on_ranks(case: Case, ranks: int) -> str:
+    """Why so many ranks do not run this case; empty if they do."""
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    if recipe.kv_heads % ranks:
+        return f"{case.model} has {count(recipe.kv_heads, 'KV head')}, which cannot be divided among {ranks} ranks"
+    if ranks > 1 and settings.plain_decode:
+        return "plain decode on several ranks: not tried, its answers are those of one process"
+    if ranks > 1 and settings.update_weights.startswith("distributed"):
+        return "weights that another process broadcasts, to several ranks: not tried"
+    return ""
+
+
+# What of a case a pipeline runs: SGLang's stages with EAGLE, and what of them is judged.
+
+
+def not_in_stages(case: Case, stages: int) -> str:
+    """Why a pipeline of so many stages does not run this case; empty if it does."""
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    if recipe.algorithm != "EAGLE" or recipe.mtp_layers or recipe.frozen:
+        return "SGLang's stages run EAGLE with a head of one layer alone"
+    if recipe.target.num_layers < stages:
+        return f"its target has {count(recipe.target.num_layers, 'layer')}, and there are {stages} stages"
+    if recipe.target.states or recipe.target.routed or recipe.window:
+        return "of states, experts and windows a stage's own part is not judged"
+    asked: Mapping[str, object] = {
+        "adaptive steps": settings.adaptive is not None,
+        "drafts that are drawn (rejection sampling)": settings.rejection_sampling,
+        "hierarchical caches": settings.host_pages,
+        "updated weights": settings.update_weights,
+        "second engines (plain decode)": settings.plain_decode,
+        "grammars": case.constrains,
+        "sessions": case.sessions,
+        "adapters": case.adapters,
+        "aborts inside a step": any(event.step for event in case.events),
+    }
+    return next((f"{name} are not driven there" for name, wanted in asked.items() if wanted), "")
 
 
 def not_driven(case: Case, mode: Mode) -> str:

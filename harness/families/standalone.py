@@ -50,7 +50,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The one model, as it was trained: row i consumes x[i]."""
-    from eagletwin.reference.plain import PlainDraft
+    from eagletwin.reference.draft_heads import PlainDraft
 
     return (PlainDraft(draft, recipe.draft),)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from safetensors.torch import save
 
 from eagletwin.harness.core.case import Adapter
-from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.mode import Dtype
 
 from . import RECIPES, adapters, family_of, llama
 from .family import Part, sizes

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.read_input import read_input, refuse_duplicates
+from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.trace import HEADER, MAX_HEADER_BYTES, Trace, load_trace
 
 from .valid import check_case

@@ -11,11 +11,10 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, MOST_LETTERS, MOST_REQUESTS, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.grammar import aborted_unread, rules_of
-from eagletwin.harness.core.read_input import read_input, refuse_duplicates
-from eagletwin.harness.core.samples import LONGEST, expanded, several
-from eagletwin.harness.core.sessions import most_before
-from eagletwin.harness.core.words import count, nearest
+from eagletwin.harness.core.request_inputs import LONGEST, expanded, most_before, several
+from eagletwin.harness.core.terminal import count, nearest
 from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import Dtype
+from eagletwin.reference.draft_heads import proposed_tokens
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.eagle3 import proposed_tokens
+from eagletwin.reference.llama import target_rows
 
 from . import RECIPES, family_of, llama
 from .recipe import Recipe
@@ -142,3 +143,15 @@ def _pair(recipe: Recipe) -> ModelPair:
     draft = family_of(recipe).draft_weights(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
     return _digested(target, draft)
+
+
+# Greedy answers of a recipe's target, by the reference alone.
+
+
+def target_says(model: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The `count` tokens with which the target alone answers a prompt."""
+    weights, shape = model_pair(model).reference_target(), RECIPES[model].target
+    tokens = torch.tensor(prompt)
+    for _ in range(count):
+        tokens = torch.cat([tokens, target_rows(weights, shape, tokens).logits[-1:].argmax(-1)])
+    return tokens[len(prompt) :].tolist()

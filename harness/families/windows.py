@@ -55,7 +55,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """An MTP head a layer."""
-    from eagletwin.reference.mtp_head import MtpHead
+    from eagletwin.reference.draft_heads import MtpHead
 
     return tuple(MtpHead(mtp.layer_of(draft, n), recipe.draft, embedding, lm_head) for n in range(recipe.mtp_layers))
 

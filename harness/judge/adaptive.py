@@ -1,12 +1,11 @@
 """Adaptive numbers of draft steps: `steps.parts`, `steps.fed`, `steps.chosen`. Called by requests.py.
 
-What the engine chose is followed (story.py): here is judged whether it chose as its policy says, by what it was told, whether
+What the engine chose is followed (replay.py): here is judged whether it chose as its policy says, by what it was told, whether
 it was told what verify decided, and whether all parts of the worker went by the same choice.
 """
 
-from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Adaptive, Case
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import NODES_OF, STEPS_OF, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.adaptive import Knobs, Policy
 

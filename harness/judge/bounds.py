@@ -4,14 +4,18 @@ The reference computes in float64, the engine in another type: what it computes 
 all rows of an engine; it scales with the row's magnitude.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.mode import Dtype
 from eagletwin.harness.families import RECIPES
 
 
@@ -126,3 +130,70 @@ def bfloat16(model: str) -> Bounds:
 def bounds_of(dtype: Dtype, model: str) -> Bounds:
     """The bounds of an engine that computes in this type, for a recipe."""
     return FLOAT32 if dtype == "float32" else bfloat16(model)
+
+
+# How the numbers of a trace fall into rows that are compared by a magnitude of their own. Shared by the judge and `diff`.
+
+# A product of probabilities below float32's smallest normal number (e**-87.3) has lost its digits: such scores are all equal.
+SMALLEST_LOG = -87.0
+
+
+def kv_parts(rows: Array) -> int:
+    """Into how many parts a KV row of [n, 2, L, G, D] falls: the keys and the values of each layer. An error that is small next
+    to the keys may be all that a value is."""
+    return int(rows.shape[1] * rows.shape[2])
+
+
+def logs(probabilities: Array) -> Array:
+    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
+    return np.maximum(np.log(probabilities, dtype=np.float64), SMALLEST_LOG)
+
+
+def log_scale(logits: Array, temperature: float = 1.0) -> Array:
+    """Magnitude that the bound of a log-probability scales with: it is a difference of two of its row's logits [.., V], each of
+    which may be off by the bound. -> [..]"""
+    scale: Array = 2 * magnitude(logits) / temperature
+    return scale
+
+
+def with_tail(actual: Tensor, expected: Tensor) -> Tensor:
+    """A row [V] with its tail put back, where it is 0: the smallest probabilities, as far as their sum is lost in the rounding
+    of a float32 sum of all. A cut at top_p 1, made for another request of the batch, may take them off."""
+    order = expected.argsort()
+    lost = torch.zeros_like(expected, dtype=torch.bool)
+    lost[order] = expected[order].cumsum(0) <= sum_rounding(len(expected))
+    return torch.where(lost & (actual == 0), expected, actual.double())
+
+
+def sum_rounding(size: int) -> float:
+    """Of any float32 sum of `size` probabilities, in whatever order."""
+    return (size + 16) * 2.0**-24
+
+
+# How the judge computes in a process that is not its own, such as the test suite of a user.
+
+_lock = threading.Lock()
+_threads_before: list[int] = []  # of each judge that is at work, how many threads there were before the first
+
+
+@contextmanager
+def quiet_arithmetic() -> Iterator[None]:
+    """torch computes in this thread alone and keeps no graph (what autograd keeps of a view costs as much as the view); numpy
+    does not warn of what is not finite, since it is compared."""
+    with _one_thread(), torch.inference_mode(), np.errstate(all="ignore"):
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A case's tensors are so small that other threads gain nothing, and where there are fewer cores than threads, as in a
+    container or with pytest -n, their waiting for each other took 500 ms of a case instead of 6."""
+    with _lock:  # another thread may be judging: what it set is not what was there before
+        threads = _threads_before[0] if _threads_before else torch.get_num_threads()
+        _threads_before.append(threads)
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            torch.set_num_threads(_threads_before.pop())

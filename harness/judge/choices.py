@@ -14,8 +14,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.reference.growth import Growth, candidates
 
-from .bounds import Bounds, magnitude
-from .rows import SMALLEST_LOG
+from .bounds import SMALLEST_LOG, Bounds, magnitude
 
 
 @dataclass(slots=True)

@@ -18,14 +18,12 @@ import numpy as np
 from msgspec import Struct
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.poison import GONE
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import GONE, Record
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
-from eagletwin.harness.core.words import count
 
-from .bounds import Bounds
+from .bounds import Bounds, kv_parts
 from .choices import Ranked
-from .rows import kv_parts
 
 Phase = Literal[
     "iteration", "target.extend", "draft.extend", "draft", "target.verify", "verify", "draft.extend_decode", "finished"
@@ -365,7 +363,7 @@ class Compare:
         """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude.
 
         Of latent rows [n, 1, L, 1, D] so are the latent vector and the turned key behind it. What left a window is not there to
-        be compared: windows.py says whether it might leave.
+        be compared: slots.py says whether it might leave.
         """
         if self._windows and expected.shape == actual.shape:
             gone = (actual == GONE).all((1, 3, 4), keepdims=True)  # [n, 1, L, 1, 1]

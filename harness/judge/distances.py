@@ -16,12 +16,10 @@ from eagletwin.harness.core.trace import Trace, on_host
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.cuts import rounding_of
 
-from .arithmetic import quiet_arithmetic
-from .asked import before_additions
-from .bounds import Bounds, magnitude
-from .rows import log_scale, logs, with_tail
+from .bounds import Bounds, log_scale, logs, magnitude, quiet_arithmetic, with_tail
+from .replay import RequestReplay, replay_requests
+from .request_logits import before_additions
 from .sessions import as_asked
-from .story import Story, stories
 
 _LOGARITHMS = ("_probabilities", "_scores")
 
@@ -31,7 +29,7 @@ class Distances:
 
     def __init__(self, trace: Trace, other: Trace, bounds: Bounds) -> None:
         self._trace, self._other, self._bounds = trace, other, bounds
-        self._known: dict[str, Story] | None = None
+        self._known: dict[str, RequestReplay] | None = None
 
     def shares(self, number: int, there: int, name: str, one: Array, other: Array) -> Array:
         """Of each row, how far it is off as a share of the bound. one: what record `number` has as `name`, of KV rows only the
@@ -83,8 +81,8 @@ class Distances:
             return None
         sizes = np.array([magnitude(before_additions(request, row)) for row in logits])
         try:
-            story = self._stories()[record.request]
-            round, plain = story.rounds[record.round], story.target.plain
+            replay = self._stories()[record.request]
+            round, plain = replay.rounds[record.round], replay.target.plain
         except (LookupError, ValueError):
             return sizes
         computed = sizes if plain is None else magnitude(plain[round.committed : round.end])
@@ -111,34 +109,34 @@ class Distances:
         """The scale that the judge uses, from the reference's logits; None where the reference has no rows."""
         record, case = self._trace.header.records[number], self._trace.header.case
         try:
-            story = self._stories()[record.request]
+            replay = self._stories()[record.request]
             sampling = case.sampled(record.request) or Sampling()
             if name == "proposal_probabilities":
-                return log_scale(story.draft.logits[_committed(record, story) - 1][None])
+                return log_scale(replay.draft.logits[_committed(record, replay) - 1][None])
             if name == "candidate_scores":
-                return story.choices[record.round].sizes
+                return replay.choices[record.round].sizes
             if name == "draft_probabilities":
-                return log_scale(story.growths[record.round].logits, sampling.temperature)
-            round = story.rounds[record.round]
-            return log_scale(story.target.logits[round.committed : round.end], sampling.temperature)
+                return log_scale(replay.growths[record.round].logits, sampling.temperature)
+            round = replay.rounds[record.round]
+            return log_scale(replay.target.logits[round.committed : round.end], sampling.temperature)
         except (LookupError, ValueError):
             return None
 
-    def _stories(self) -> dict[str, Story]:
-        """The reference's story of every request; empty for a trace of other weights, or an inconsistent one."""
+    def _stories(self) -> dict[str, RequestReplay]:
+        """The reference's replay of every request; empty for a trace of other weights, or an inconsistent one."""
         if self._known is None:
             self._known = {}
             if self._trace.header.weights == model_pair(self._trace.header.case.model).digest:
                 try:
-                    self._known = stories(as_asked(self._trace), "slot_layout")
+                    self._known = replay_requests(as_asked(self._trace), "slot_layout")
                 except (LookupError, ValueError, RuntimeError):  # the judge calls such a trace unknown
                     self._known = {}
         return self._known
 
 
-def _committed(record: Record, story: Story) -> int:
+def _committed(record: Record, replay: RequestReplay) -> int:
     """M when an extend is over: row M-1 proposes."""
-    return record.numbers["end"] if record.stage == "prefill" else story.rounds[record.round].end
+    return record.numbers["end"] if record.stage == "prefill" else replay.rounds[record.round].end
 
 
 def _rows(name: str, numbers: Array) -> Array:

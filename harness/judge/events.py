@@ -1,14 +1,16 @@
-"""Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass. Of aborts that
-come inside a step aborts.py says it.
+"""Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass.
 
 Called by requests.py. It looks at when records were made, never at their numbers.
 """
 
-from eagletwin.harness.core.case import Case, Event
+from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families.valid import round_slots
 
 from .compare import Compare, Place
+from .model import Model
+from .request_logits import end_of
 
 _RULE = "schedule.events"
 WORK = ("prefill", "draft", "verify", "extend")
@@ -139,3 +141,151 @@ class Events:
 
     def _place(self, event: Event) -> Place:
         return Place(self._records[self._counts[event.at]], "iteration")
+
+
+# Aborts that came inside a step: what the batch under way gave is the last that the request has. Called by requests.py.
+#
+# A running request that is aborted ends when its next result is looked at, with what that gave it. Results are looked at in
+# the order in which their batches were launched, so that result follows from how many were looked at when the scheduler learned
+# of the abort. With overlap one batch more may have been launched by then; what it gives is nobody's.
+
+
+class Aborts:
+    """Judges the records of aborts of one trace."""
+
+    def __init__(self, trace: Trace, compare: Compare) -> None:
+        self._trace, self._compare = trace, compare
+        self._requests = {request.id: request for request in trace.header.case.requests}
+        records = trace.header.records
+        self._iterations = {record.iteration: record for record in records if record.stage == "iteration"}
+        self._batch = {record.iteration: record.step for record in records if record.stage == "batch"}
+        self._ended = {record.request: (n, record) for n, record in enumerate(records) if record.stage == "finished"}
+        self._own: dict[str, list[Record]] = {}
+        for record in records:
+            if record.stage in ("prefill", "verify"):
+                self._own.setdefault(record.request, []).append(record)
+
+    def came(self, _number: int, record: Record) -> None:
+        """An abort: of a request that has not ended, and whose end the trace has."""
+        name = record.request
+        if name not in self._ended or self._ended[name][1].iteration <= record.iteration or not self._compare.on(_RULE):
+            return
+        number, ended = self._ended[name]
+        place, index = Place(self._iterations[record.iteration], "iteration"), f"abort of {name} in its step"
+        if not ended.numbers["aborted"]:
+            self._compare.report(place, _RULE, index, "an aborted request", "one that finished")
+            return
+        own = self._own.get(name, [])
+        last = self._last(own, record.numbers["read"])
+        after = [one for one in own if last is not None and self._number(one) > self._number(last)]
+        if len(after) > self._trace.header.engine.overlap:
+            batches = f"its last result is of batch {self._number(last)}" if last is not None else "no result"
+            self._compare.report(place, _RULE, index, batches, f"one of batch {self._number(after[-1])}")
+        elif last is not None and not ended.numbers["dropped"]:
+            tokens, given = len(self._trace.integers(number, "tokens")), self._given(name, last)
+            if tokens != given:
+                self._compare.report(place, _RULE, f"tokens of {name}, aborted in its step", given, tokens)
+
+    def _last(self, own: list[Record], read: int) -> Record | None:
+        """The first of its results that is looked at from batch number `read` on, and gives it tokens. One that was lost in a
+        retraction is followed by a prefill. None: it ends without one, in the queue or between two chunks."""
+        while True:
+            steps = (one for one in own if self._number(one) >= read and one.numbers.get("final", 1))
+            step = next(steps, None)
+            if step is None:
+                return None
+            again = (one for one in own if self._number(one) > self._number(step) and _restarts(one))
+            later = next(again, None)
+            if later is None:
+                return step
+            read = self._number(later)
+
+    def _number(self, record: Record) -> int:
+        """Of the batch of a record: one runs in an iteration."""
+        return self._batch[record.iteration]
+
+    def _given(self, name: str, last: Record) -> int:
+        """How many tokens the request has with what this batch gave: up to its grammar's end, and past max_new_tokens."""
+        request, numbers = self._requests[name], last.numbers
+        known = numbers["end"] if last.stage == "prefill" else numbers["new_seq_len"]
+        tokens = known + 1 - len(request.prompt)
+        emitted = self._trace.integers(self._ended[name][0], "tokens")
+        over = None if request.grammar is None else end_of(request.grammar, emitted)
+        return tokens if over is None else min(tokens, over + 1)
+
+
+def _restarts(record: Record) -> bool:
+    return record.stage == "prefill" and "mixed" not in record.numbers
+
+
+# Requests that the scheduler gave up for want of memory, though the pool has room for them: `schedule.events`. Called by
+# requests.py.
+#
+# Where the pool is full, SGLang retracts until one request is left, and aborts that one if even it has no room. That is right
+# where the pool is too small for the request alone, and there is no answer for it then: judge.py says that it cannot tell. It
+# is wrong where nobody holds what is missing: all else is the prefix cache's, which gives up its rows when they are asked for,
+# at once or when their copy to the host is done.
+#
+# So nothing is said unless all of this is certain: the request ran, nobody aborted it, and it has no grammar, which may refuse
+# a token; no other request has rows when its end is seen, nor ended then, nor was aborted about then; and the pool has as many
+# rows as SGLang may ask for in all, for all tokens that the request may have, and so has that of windows. Sessions, which keep
+# rows, states, which have a pool of their own, adaptive steps, and the batches of a pipeline, which are several, are left out.
+
+# Rounds that SGLang may set rows aside for: two, asked for anew while those before are still there, and one that ran on.
+_ROUNDS = 5
+
+
+class GivenUp:
+    """Judges requests of one trace that ended by an abort."""
+
+    def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
+        case = trace.header.case
+        self._trace, self._case, self._compare = trace, case, compare
+        self._records = trace.header.records
+        self._aborts = [event for event in case.events if event.kind == "abort"]
+        self._on = (
+            model.numbers
+            and not (model.keeping or case.sessions)
+            and case.engine.sglang.adaptive is None
+            and trace.header.engine.pp == 1
+        )
+
+    def finished(self, record: Record, impossible: bool) -> None:
+        """A request has ended. impossible: it asked for what cannot be."""
+        if not self._on or not record.numbers["aborted"] or impossible:
+            return
+        request = self._case.request(record.request)
+        if request.grammar is not None or request.id in {event.request for event in self._aborts}:
+            return
+        at = record.iteration
+        number = next(n for n, one in enumerate(self._records) if (one.stage, one.iteration) == ("iteration", at))
+        seen = self._records[number]
+        total, most = seen.numbers["total"], _most_rows(self._case, request)
+        fits = most <= min(total, seen.numbers.get("window_total", total))
+        if fits and self._ran(record.request) and self._alone(record, number) and self._compare.on(_RULE):
+            why = (
+                f"It may have {most} rows at most, with what is set aside for rounds, and no other request has any: "
+                f"of {total}, {seen.numbers['available']} are free, and the others the prefix cache's."
+            )
+            index = f"end of {record.request}"
+            self._compare.report(Place(seen, "iteration"), _RULE, index, "one that finished", "an abort", why)
+
+    def _ran(self, name: str) -> bool:
+        """Whether its prompt was whole, so that SGLang had taken it in."""
+        own = [one for one in self._records if one.request == name and one.stage in ("prefill", "verify")]
+        return bool(own) and own[-1].numbers.get("final", 1) == 1
+
+    def _alone(self, record: Record, seen: int) -> bool:
+        """Whether no other request can have had rows when it was aborted, in the iteration before its end is seen. seen: the
+        record of that one."""
+        at = record.iteration
+        ends = (one for one in self._records if (one.stage, one.iteration) == ("finished", at))
+        others = any(one.request != record.request for one in ends)
+        aborts = any(at - 1 <= event.at <= at for event in self._aborts)
+        return not (self._records[seen].numbers["live"] or self._trace.integers(seen, "held") or others or aborts)
+
+
+def _most_rows(case: Case, request: Request) -> int:
+    """Rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few."""
+    rows = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(case)
+    return -(-rows // case.page_size) * case.page_size

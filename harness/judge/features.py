@@ -12,17 +12,17 @@ from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sampling import target_distribution
 
-from .constraints import allowed, end_of, text_of
-from .impossible import impossible
+from .grammars import impossible
 from .model import model_of
+from .replay import RequestReplay, Round
+from .request_logits import allowed, end_of, text_of
 from .sessions import reached
-from .story import Round, Story
 from .trees import parents_of
 
 
-def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
+def exercised(trace: Trace, replays: dict[str, RequestReplay]) -> tuple[str, ...]:
     """Names of the features, in the order of FEATURES."""
-    evidence = Evidence(trace, stories)
+    evidence = Evidence(trace, replays)
     return tuple(name for name in FEATURES if PREDICATES[name](evidence))
 
 
@@ -31,12 +31,12 @@ class Evidence:
 
     prefills  records of chunks; chunks: those of them that are not the last of their prompt; first: of each request that with
               which it begins; restarts: those with which one begins anew; hits: first chunks that do not begin at 0
-    verified  records of verify; rounds: of all requests, as story.py has them
+    verified  records of verify; rounds: of all requests, as replay.py has them
     decoded   the requests of each decode batch, in order; neighbours: each with the next
     """
 
-    def __init__(self, trace: Trace, stories: dict[str, Story]) -> None:
-        self.trace, self.stories, self.case = trace, stories, trace.header.case
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay]) -> None:
+        self.trace, self.replays, self.case = trace, replays, trace.header.case
         self.layers = model_of(trace.header).mtp_layers > 0
         self.records = list(enumerate(trace.header.records))
         self.prefills, self.verified = self.of("prefill"), self.of("verify")
@@ -51,7 +51,7 @@ class Evidence:
             batches.setdefault(record.iteration, set()).add(record.request)
         self.decoded = [batches[iteration] for iteration in sorted(batches)]
         self.neighbours = list(itertools.pairwise(self.decoded))
-        self.sessions = reached(trace, stories)
+        self.sessions = reached(trace, replays)
         self.first, self.restarts = _begun(trace.header.records)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
@@ -74,7 +74,7 @@ class Evidence:
         self.backend = self.case.engine.sglang.grammar_backend
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
-        self.rounds = [round for story in stories.values() for round in story.rounds]
+        self.rounds = [round for replay in replays.values() for round in replay.rounds]
         self.batches = {record.iteration: record.step for record in self.of("batch")}
         self.aborted = {record.request for record in self.of("finished") if record.numbers["aborted"]}
 
@@ -98,9 +98,9 @@ class Evidence:
     def tail_differs(self, record: Record) -> bool:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows, nor of a chunk
         that ends behind all that the request has, which a rule names."""
-        story, end = self.stories[record.request], record.numbers["end"]
-        known = story.target_rows is not None and end < min(len(story.tokens), len(story.target.logits) + 1)
-        return known and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+        replay, end = self.replays[record.request], record.numbers["end"]
+        known = replay.target_rows is not None and end < min(len(replay.tokens), len(replay.target.logits) + 1)
+        return known and int(replay.target.logits[end - 1].argmax()) != replay.tokens[end]
 
     def several_adapters(self, batch: set[str]) -> bool:
         return len({self.adapters[name] for name in batch}) > 1
@@ -137,7 +137,7 @@ class Evidence:
         """Whether the last layer's window of a chunk in between ends behind the prompt, whose last token is the last known."""
         if record.stage != "prefill" or record.numbers["final"]:
             return False
-        return record.numbers["end"] + self.case.num_steps - 1 > self.stories[record.request].known[number]
+        return record.numbers["end"] + self.case.num_steps - 1 > self.replays[record.request].known[number]
 
     def crosses_page(self, record: Record) -> bool:
         first, page = record.numbers["seq_len"], self.case.page_size
@@ -177,13 +177,13 @@ class Evidence:
         """Whether plain decode has another token where it was asked, by a rule that no divergence is left of."""
         if record.stage != "plain":
             return False
-        story = self.stories[record.request]
+        replay = self.replays[record.request]
         says = self.trace.integers(number, "tokens")
-        return says != story.tokens[len(story.prompt) : len(story.prompt) + len(says)]
+        return says != replay.tokens[len(replay.prompt) : len(replay.prompt) + len(says)]
 
     def coin_refuses(self, number: int, record: Record) -> bool:
         """Whether a child of the last accepted node had a chance."""
-        round = self.stories[record.request].rounds[record.round]
+        round = self.replays[record.request].rounds[record.round]
         parents, last = parents_of(self.case, round), round.path[-1] if round.path else 0
         tokens = [round.drafted[node - 1] for node, parent in enumerate(parents or ()) if parent == last]
         chances = self.trace.tensor(number, "target_probabilities")[-1]
@@ -191,41 +191,41 @@ class Evidence:
 
     def min_p_cuts(self, record: Record) -> bool:
         """Whether min_p left fewer tokens, after an accepted node, than top_k and top_p."""
-        sampling, story = self.case.sampled(record.request), self.stories[record.request]
-        if sampling is None or not sampling.min_p or story.target_rows is None:
+        sampling, replay = self.case.sampled(record.request), self.replays[record.request]
+        if sampling is None or not sampling.min_p or replay.target_rows is None:
             return False
-        round = story.rounds[record.round]
-        rows = torch.from_numpy(story.target.logits[round.committed : round.end])
+        round = replay.rounds[record.round]
+        rows = torch.from_numpy(replay.target.logits[round.committed : round.end])
         cuts = (sampling.temperature, sampling.top_k or rows.shape[-1], sampling.top_p)
         return bool(((target_distribution(rows, *cuts) > 0) & (target_distribution(rows, *cuts, sampling.min_p) == 0)).any())
 
     def logits_changed(self, record: Record) -> bool:
         """Whether the request's own changes made another token the best one, after an accepted node."""
-        story = self.stories[record.request]
-        if story.target_rows is None or story.target.plain is None:
+        replay = self.replays[record.request]
+        if replay.target_rows is None or replay.target.plain is None:
             return False
-        round = story.rounds[record.round]
+        round = replay.rounds[record.round]
         rows = slice(round.committed, round.end)
-        return bool((story.target.logits[rows].argmax(-1) != story.target.plain[rows].argmax(-1)).any())
+        return bool((replay.target.logits[rows].argmax(-1) != replay.target.plain[rows].argmax(-1)).any())
 
     def held_back(self, record: Record) -> bool:
         """Whether, after an accepted node, the best token had min_new_tokens against it."""
-        story = self.stories[record.request]
-        if story.target_rows is None or story.target.plain is None or record.request in self.grammars:
+        replay = self.replays[record.request]
+        if replay.target_rows is None or replay.target.plain is None or record.request in self.grammars:
             return False
-        round = story.rounds[record.round]
+        round = replay.rounds[record.round]
         rows = slice(round.committed, round.end)
-        best = story.target.plain[rows].argmax(-1)
-        return bool(self.least[record.request] and np.isneginf(story.target.logits[rows][np.arange(len(best)), best]).any())
+        best = replay.target.plain[rows].argmax(-1)
+        return bool(self.least[record.request] and np.isneginf(replay.target.logits[rows][np.arange(len(best)), best]).any())
 
     def drafted(self, record: Record) -> list[tuple[list[int], int]]:
         """Of the nodes of a round whose parent is in the text of the request's grammar: what comes before, and their token."""
-        grammar, story = self.grammars.get(record.request), self.stories[record.request]
-        round = story.rounds[record.round]
+        grammar, replay = self.grammars.get(record.request), self.replays[record.request]
+        round = replay.rounds[record.round]
         parents = parents_of(self.case, round)
         if grammar is None or parents is None:
             return []
-        paths, found = [story.tokens[len(story.prompt) : round.committed + 1]], list[tuple[list[int], int]]()
+        paths, found = [replay.tokens[len(replay.prompt) : round.committed + 1]], list[tuple[list[int], int]]()
         for parent, token in zip(parents[1:], round.drafted, strict=True):
             paths.append([*paths[parent], token])
             if text_of(grammar, paths[parent], self.backend) is not None:
@@ -243,10 +243,10 @@ class Evidence:
         return any(end_of(self.grammars[record.request], [*sent, token]) is not None for sent, token in self.drafted(record))
 
     def ends_in_path(self, record: Record) -> bool:
-        grammar, story = self.grammars.get(record.request), self.stories[record.request]
-        end = None if grammar is None else end_of(grammar, story.tokens[len(story.prompt) :])
-        round = story.rounds[record.round]
-        return end is not None and round.committed < len(story.prompt) + end < round.end
+        grammar, replay = self.grammars.get(record.request), self.replays[record.request]
+        end = None if grammar is None else end_of(grammar, replay.tokens[len(replay.prompt) :])
+        round = replay.rounds[record.round]
+        return end is not None and round.committed < len(replay.prompt) + end < round.end
 
     def streamed(self, number: int, record: Record) -> bool:
         asked = {request.id for request in self.case.requests if request.stream}
@@ -391,7 +391,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "grammar_refuses": lambda run: any(map(run.refused, run.verified)),
     "grammar_ends_in_tree": lambda run: any(map(run.ends_in_tree, run.verified)),
     "grammar_ends_in_path": lambda run: any(map(run.ends_in_path, run.verified)),
-    "impossible": lambda run: bool(impossible(run.trace, run.stories)),
+    "impossible": lambda run: bool(impossible(run.trace, run.replays)),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

@@ -6,6 +6,7 @@ looked at: a node whose path leaves the grammar, ends it or is written as the ba
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from eagletwin.harness.core.grammar import word
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
-from .constraints import allowed, end_of, text_of
 from .model import Model
-from .story import Round, Story
+from .replay import RequestReplay, Round
+from .request_logits import allowed, end_of, text_of
 
 _MASK, _OUTPUT = "grammar.mask", "output.grammar"
 
@@ -32,20 +33,20 @@ class Grammars:
         self._late = Counter[str]()  # rounds that began behind the end, by request
         self._any = trace.header.case.constrains and model.numbers
 
-    def prefill(self, number: int, place: Place, story: Story) -> None:
+    def prefill(self, number: int, place: Place, replay: RequestReplay) -> None:
         """The one row that a prefill's token is chosen by, and the token."""
         if self._any:
-            sent = story.tokens[len(story.prompt) : place.record.numbers["end"]]
+            sent = replay.tokens[len(replay.prompt) : place.record.numbers["end"]]
             self._masked(number, place, [sent], "after the prefill")
-            with self._compare.looking_away(story.impossible == place.record.numbers["end"] - 1):
+            with self._compare.looking_away(replay.impossible == place.record.numbers["end"] - 1):
                 self.given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
 
-    def verify(self, number: int, place: Place, story: Story, round: Round, parents: Sequence[int] | None) -> None:
+    def verify(self, number: int, place: Place, replay: RequestReplay, round: Round, parents: Sequence[int] | None) -> None:
         """The nodes of a round, whose parents [D] these are."""
         if not self._any or parents is None:
             return
-        self._over(place, story.tokens[len(story.prompt) : round.committed + 1])
-        paths = [story.tokens[len(story.prompt) : round.committed + 1]]
+        self._over(place, replay.tokens[len(replay.prompt) : round.committed + 1])
+        paths = [replay.tokens[len(replay.prompt) : round.committed + 1]]
         for node, parent in enumerate(parents[1:], 1):
             paths.append([*paths[parent], round.drafted[node - 1]])
         self._masked(number, place, paths, "after node")
@@ -112,3 +113,35 @@ class Grammars:
                 said = ("refused", "allowed") if own[token] else ("allowed", "refused")
                 self._compare.report(place, _MASK, index, *said, "" if applied else "No mask was applied.")
                 return
+
+
+# Requests that ask for what cannot be: their grammar, processor, bias and min_new_tokens together allow no token somewhere.
+#
+# No token is right there, and what comes behind it follows from whichever an engine gave. SGLang's grammar may refuse that one,
+# and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token on,
+# and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests do.
+
+
+class Impossible(NamedTuple):
+    """number: of the prefill or verify record that gave a token where none is allowed; token: which output token that is."""
+
+    number: int
+    token: int
+
+
+def impossible(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, Impossible]:
+    """By request; of those that ask for nothing impossible there is nothing."""
+    found = dict[str, Impossible]()
+    for number, record in enumerate(trace.header.records):
+        replay = replays.get(record.request)
+        if replay is None or replay.impossible is None or record.request in found:
+            continue
+        if record.stage == "prefill" and record.numbers["final"]:
+            end = record.numbers["end"]
+        elif record.stage == "verify":
+            end = replay.rounds[record.round].end
+        else:
+            continue
+        if end > replay.impossible:
+            found[record.request] = Impossible(number, replay.impossible + 1 - len(replay.prompt))
+    return found

@@ -2,31 +2,142 @@
 
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, RULES, Divergence, Excuse, RequestShare, Verdict, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
-from .arithmetic import quiet_arithmetic
-from .bounds import FLOAT32, bounds_of
-from .compare import Findings
-from .complete import missing, unrecorded
-from .excuses import excuses, of_experts
+from .bounds import FLOAT32, bounds_of, quiet_arithmetic
+from .compare import Findings, Scope
+from .completeness import absent_number, missing, unrecorded
+from .experts import Nudge, Ties, follows_from_experts, nudges
 from .features import exercised
-from .floor import gap, shares
 from .model import model_of
-from .numbers_due import absent_number
 from .ranks import merge_ranks, unlike
+from .replay import NoReference, RequestReplay, replay_requests
 from .requests import RequestJudge
-from .routing import Nudge, Ties, follows_from_experts, nudges
 from .sessions import as_asked
-from .story import NoReference, Story, stories
+
+# Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
+
+
+def of_experts(ties: Ties) -> Excuse:
+    """Ties of experts were decided so."""
+    if isinstance(ties, Nudge):
+        return Excuse(kind="nudge", part=ties.part, expert=ties.expert, size=ties.size)
+    return Excuse(kind="experts")
+
+
+def excuses(findings: Findings, reached: tuple[str, ...], view: View) -> tuple[dict[str, int], tuple[Excuse, ...]]:
+    """How many there are of each kind, and the first of them in the order in which data flows."""
+    every = [excuse for _, excuse in sorted(findings.excuses, key=lambda pair: pair[0])]
+    every += _views(reached, view)
+    return dict(Counter(excuse.kind for excuse in every)), tuple(every[:MOST_EXCUSES])
+
+
+def _views(reached: tuple[str, ...], view: View) -> Iterator[Excuse]:
+    """The views in which what SGLang does counts as right, where the case reached what they differ in from the papers."""
+    used: dict[View, bool] = {
+        "slot_layout": view != "true_tree" and "branch_changes_parent" in reached,
+        "last_fed": view != "committed" and "look_ahead_rejected" in reached,
+        "shifted": view == "shifted",
+    }
+    return (Excuse(kind="view", view=name) for name, counts in used.items() if counts)
+
+
+# How much of each request was compared, and the least that `equal` takes.
+#
+# A comparison that was not made changes no status by itself: another may stand in for it, as stored rows do for what a CUDA
+# graph hides. Where none was made of a whole stage of a request, or of a family of rules (all `draft.*`), nothing stands in.
+
+# What a case names in `exercises` if nothing, or not all, of what it asks for can be judged.
+DECLARES = "impossible"
+# Stages of a request. The records of all others serve rules that look at several of them.
+_WORK = (
+    "target.extend",
+    "draft.extend",
+    "prefill",
+    "draft.decode",
+    "draft",
+    "target.verify",
+    "verify",
+    "draft.extend_decode",
+    "extend",
+    "finished",
+)
+
+
+def shares(case: Case, findings: Findings) -> dict[str, RequestShare]:
+    """By request, in the order of the case."""
+    return {request.id: _share(findings, request.id) for request in case.requests}
+
+
+def _share(findings: Findings, request: str) -> RequestShare:
+    whole, rows = Scope(), Scope()
+    for (name, stage), scope in findings.scopes.items():
+        if name == request:
+            whole += scope
+            rows += scope if stage in ("target.extend", "extend") else Scope()
+    rounds = findings.scopes.get((request, "verify"), Scope())
+    wanted = {*whole.checked, *whole.unseen, *whole.unjudged}
+    return RequestShare(
+        rounds=rounds.records,
+        rounds_compared=rounds.compared,
+        rows=rows.rows,
+        rows_compared=rows.rows_compared,
+        rules=len(wanted),
+        never=tuple(sorted(wanted - {*whole.checked})),
+    )
+
+
+def gap(case: Case, findings: Findings, *, every: bool) -> str:
+    """What was never compared though the case ran it, and is not declared; empty: nothing.
+
+    A request that asks for what cannot be declares so itself beside another of which the same was compared. A case of such
+    requests alone has to name DECLARES. every: whether each record of _WORK has something to compare: not where rules are
+    switched off, nor in a recording of integers
+    """
+    parts = _parts(findings)
+    for (request, part), scope in parts.items():
+        left = sorted({*scope.unseen, *scope.unjudged})
+        if scope.checked or not (left or (scope.records and every)):
+            continue
+        never = f"{part} of {f'request {request}' if request else 'the scheduler'} was never compared"
+        if request not in findings.impossible or not left or scope.unseen:
+            return f"{never}: {', '.join(left) or 'its numbers'} could not be seen"
+        beside = any(other.checked for (name, same), other in parts.items() if name and same == part and name != request)
+        if not beside and DECLARES not in case.exercises:
+            why = f"what the request asks for allows no token, and the case does not name {DECLARES!r} in `exercises`"
+            return f"{never} ({', '.join(left)}): {why}"
+    return ""
+
+
+def _parts(findings: Findings) -> dict[tuple[str, str], Scope]:
+    """The comparisons by request, and of each by stage and by family of rules."""
+    parts = dict[tuple[str, str], Scope]()
+    for (request, stage), scope in findings.scopes.items():
+        of_stage = [(f"stage {stage}", scope)] if stage in _WORK else []
+        for part, own in (*of_stage, *_families(scope)):
+            whole = parts.setdefault((request, part), Scope())
+            whole += own
+    return parts
+
+
+def _families(scope: Scope) -> Iterator[tuple[str, Scope]]:
+    for counts in ("checked", "unseen", "unjudged"):
+        for rule, number in getattr(scope, counts).items():
+            own = Scope()
+            getattr(own, counts)[rule] = number
+            yield f"{rule.partition('.')[0]}.*", own
+
 
 # Of the distributions that verify sampled from, the share for which it may be open where top_k and top_p cut: what would be
 # judged in the others is little then, and a request whose cuts were forgotten could pass. Up to schema 3 the bound of the
@@ -93,7 +204,7 @@ def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -
     return [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]
 
 
-def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, Story]]]:
+def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, RequestReplay]]]:
     """The comparisons, with ties in choices of experts decided as the engine decided them, if that makes all of them good."""
     findings, by_rank = compared(trace, without, view)
     divergences = findings.in_order()
@@ -117,28 +228,30 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             return others, by_rank_so
         if ties == "as the trace":
             findings, by_rank = others, by_rank_so
-            again = next((story.name for stories in by_rank for story in stories.values() if story.rerouted), "")
+            again = next((replay.name for replays in by_rank for replay in replays.values() if replay.rerouted), "")
             if again and bounds is not FLOAT32 and follows_from_experts(findings.in_order()[0].rule):
                 raise NoReference(f"rows of request {again} were computed twice, and went to other experts the second time")
     return findings, by_rank
 
 
-def _moves(trace: Trace, view: View, exact: list[dict[str, Story]], nudge: Nudge) -> bool:
+def _moves(trace: Trace, view: View, exact: list[dict[str, RequestReplay]], nudge: Nudge) -> bool:
     """Whether the reference says anything else with a nudge: if not, no choice of experts is another, and none is with a
     smaller nudge of the same expert."""
     with quiet_arithmetic():
-        nudged = [stories(rank, view, nudge) for rank in trace.ranks]
-    pairs = ((story, of_rank[name]) for of_rank, before in zip(nudged, exact, strict=True) for name, story in before.items())
-    return any(story.said() != other.said() for story, other in pairs)
+        nudged = [replay_requests(rank, view, nudge) for rank in trace.ranks]
+    pairs = ((replay, of_rank[name]) for of_rank, before in zip(nudged, exact, strict=True) for name, replay in before.items())
+    return any(replay.said() != other.said() for replay, other in pairs)
 
 
-def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = None) -> tuple[Findings, list[dict[str, Story]]]:
-    """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to.
+def compared(
+    trace: Trace, without: frozenset[str], view: View, ties: Ties = None
+) -> tuple[Findings, list[dict[str, RequestReplay]]]:
+    """The comparisons of all ranks, and of each rank the replays by request. Raises whatever a trace without sense leads to.
 
     ties: how ties in choices of experts are decided, where not as they are
     """
     with quiet_arithmetic():
-        by_rank = [stories(rank, view, ties) for rank in trace.ranks]
+        by_rank = [replay_requests(rank, view, ties) for rank in trace.ranks]
         each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 

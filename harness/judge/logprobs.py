@@ -1,4 +1,4 @@
-"""What a request was told of the probabilities of tokens: `output.logprobs`. Called by answers.py.
+"""What a request was told of the probabilities of tokens: `output.logprobs`. Called by outputs.py.
 
 The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither a
 temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first place
@@ -16,10 +16,9 @@ from eagletwin.harness.core.case import Case, Logprobs, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
-from .bounds import bounds_of
+from .bounds import bounds_of, log_scale
 from .compare import Compare, Place
-from .rows import log_scale
-from .story import Story
+from .replay import RequestReplay
 
 _RULE = "output.logprobs"
 _LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
@@ -56,8 +55,8 @@ class _Said(NamedTuple):
 class Told:
     """Judges what a request was told of probabilities."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare) -> None:
-        self._trace, self._stories, self._compare = trace, stories, compare
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare) -> None:
+        self._trace, self._stories, self._compare = trace, replays, compare
         self._case: Case = trace.header.case
 
     def finished(self, number: int, record: Record, request: Request, emitted: list[int]) -> None:
@@ -67,17 +66,17 @@ class Told:
             if "logprobs_sent" in record.tensors and self._compare.on(_RULE):
                 self._compare.report(place, _RULE, "logprobs", "none: they were not asked for", "some")
             return
-        story, unsent = self._stories[record.request], 0
+        replay, unsent = self._stories[record.request], 0
         if not (request.max_new_tokens or emitted or record.numbers["aborted"]):
-            emitted = story.tokens[len(request.prompt) :][:1]
+            emitted = replay.tokens[len(request.prompt) :][:1]
             unsent = len(emitted)
-        if story.target_rows is None or len(story.target.logits) < len(request.prompt) - 1 + len(emitted):
+        if replay.target_rows is None or len(replay.target.logits) < len(request.prompt) - 1 + len(emitted):
             return  # a divergence of output.tokens
         if "logprobs_sent" not in record.tensors:
             if emitted and self._compare.on(_RULE):
                 self._compare.report(place, _RULE, "logprobs", "those that were asked for", "none")
             return
-        for places in self._places(story, request, wanted, emitted):
+        for places in self._places(replay, request, wanted, emitted):
             self._judge(number, place, places, wanted)
         if "sent" in record.tensors:
             sent = self._trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist()
@@ -85,10 +84,10 @@ class Told:
             told = self._trace.integers(number, "logprobs_sent")
             self._compare.integers(place, _RULE, sent, told, "tokens that have a logprob in message", 0)
 
-    def _places(self, story: Story, request: Request, wanted: Logprobs, emitted: list[int]) -> list[_Places]:
+    def _places(self, replay: RequestReplay, request: Request, wanted: Logprobs, emitted: list[int]) -> list[_Places]:
         prompt, sampling = request.prompt, self._case.sampled(request.id)
         first = len(prompt) if wanted.start < 0 else wanted.start
-        rows = story.target.logits
+        rows = replay.target.logits
         of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
         drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
         return [

@@ -1,8 +1,8 @@
 """What plain decode of the same engine says of each token that a greedy request was sent: the second oracle.
 
 It is asked on the request's own tokens, so a token that it would have chosen otherwise changes nothing behind it. It counts all
-that was sent before a token; verify counts what was sent before the round, by SGLang's own words (penalties.py). Where that
-makes no difference to the logits the two must choose the same token, whatever the reference says of it.
+that was sent before a token; verify counts what was sent before the round, by SGLang's own words (request_logits.py). Where
+that makes no difference to the logits the two must choose the same token, whatever the reference says of it.
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
-from .asked import asked_logits
 from .bounds import Bounds
 from .compare import Compare, Place
-from .story import Story
+from .replay import RequestReplay
+from .request_logits import apply_request_logit_changes
 
 _RULE = "output.plain"
 
@@ -22,8 +22,8 @@ _RULE = "output.plain"
 class PlainDecode:
     """Checks the records `plain` of one trace."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, bounds: Bounds) -> None:
-        self._trace, self._stories, self._compare, self._bounds = trace, stories, compare, bounds
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, bounds: Bounds) -> None:
+        self._trace, self._stories, self._compare, self._bounds = trace, replays, compare, bounds
         self._requests = {request.id: request for request in trace.header.case.requests}
         # what each request was sent, and whether it was aborted
         self._finished = {
@@ -33,7 +33,7 @@ class PlainDecode:
         }
 
     def said(self, number: int, record: Record) -> None:
-        story, request = self._stories[record.request], self._requests[record.request]
+        replay, request = self._stories[record.request], self._requests[record.request]
         (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")
         ends = RECIPES[self._trace.header.case.model].end_of_sequence
@@ -42,11 +42,11 @@ class PlainDecode:
         if len(says) != len(emitted):
             self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)
             return
-        if story.target_rows is None or story.tokens[first + 1 : first + 1 + len(emitted)] != emitted:
+        if replay.target_rows is None or replay.tokens[first + 1 : first + 1 + len(emitted)] != emitted:
             return  # what was sent is not what was committed: output.tokens says so
-        target = story.target
+        target = replay.target
         unchanged = target.logits if target.plain is None else target.plain
-        counted = asked_logits(self._trace.header.case, request, story.tokens, {}, unchanged)
+        counted = apply_request_logit_changes(self._trace.header.case, request, replay.tokens, {}, unchanged)
         rows = slice(first, first + len(emitted))
         strict, declared = (unchanged if counted is None else counted)[rows], target.logits[rows]
         self._compare.choices(place, _RULE, strict, [[token] for token in says], lambda row, _: f"token {row} of plain decode")

@@ -7,7 +7,7 @@ Of a pipeline the last stage is judged. The stages before it have no draft: what
 last one counts and sends, and what they compute is in all that the last one goes on from. What they leave in the prefix cache,
 requests.py compares.
 But for which stored rows a record has: a row that was computed again, after a retraction, is recorded where the bits of the
-rank's own heads are others than before. That no row is missing is asked of each rank (complete.py).
+rank's own heads are others than before. That no row is missing is asked of each rank (completeness.py).
 """
 
 from collections.abc import Sequence

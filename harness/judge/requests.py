@@ -1,6 +1,6 @@
 """The requests of a trace: each record against what the reference says it must be. One method a stage.
 
-compare.py says how numbers are compared, story.py what they must be, slots.py who owns which slot.
+compare.py says how numbers are compared, replay.py what they must be, slots.py who owns which slot.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,38 +15,31 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
-from .aborts import Aborts
 from .adaptive import Steps
-from .answers import Answers
 from .bounds import FLOAT32, bounds_of
-from .cache_rows import CacheRows
 from .compare import Compare, Findings, Phase, Place
-from .events import Events
-from .given_up import GivenUp
-from .grammars import Grammars
-from .hits import Hits
-from .impossible import impossible
-from .kept import KeptRows
-from .layers import Layers
+from .completeness import draft_decode_in_graph, layers_in_graph
+from .events import Aborts, Events, GivenUp
+from .grammars import Grammars, impossible
 from .model import model_of
+from .multi_layer_draft import Layers
+from .outputs import Answers
 from .plain_decode import PlainDecode
+from .prefix_cache import CacheRows, Hits, KeptRows
+from .replay import RequestReplay, Round, recorded_rows
 from .sampling import Samples
 from .sessions import Sessions
-from .slots import Slots
-from .states import States
-from .story import Round, Story, recorded_rows
-from .tracked import TrackedStates
+from .slots import Slots, Windows
+from .states import States, TrackedStates
 from .trees import Trees, parents_of
-from .unseen import draft_decode_in_graph, layers_in_graph
-from .windows import Windows
 
 
 class RequestJudge:
-    """Checks the records of one trace. `without`: rules that are switched off; view: that of the stories."""
+    """Checks the records of one trace. `without`: rules that are switched off; view: that of the replays."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str], view: View) -> None:
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> None:
         self._trace = trace
-        self._stories = stories
+        self._stories = replays
         self._case = trace.header.case
         self._model = model_of(trace.header, view)
         # of a recording no float is compared
@@ -54,32 +47,32 @@ class RequestJudge:
         self._compare = Compare(
             [request.id for request in self._case.requests], without, bounds, self._model.latent, windows=self._model.windows
         )
-        self._sessions = Sessions(trace, stories, self._compare, self._model)
+        self._sessions = Sessions(trace, replays, self._compare, self._model)
         self._slots = Slots(trace, self._compare, self._sessions)
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
-        self._cache_rows = CacheRows(trace, stories, self._model)
-        self._tracked = TrackedStates(trace, stories, self._compare, self._model, bounds)
-        self._hits = Hits(trace, stories, self._compare, self._model, self._cache_rows, self._tracked, self._sessions)
-        self._kept = KeptRows(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
+        self._cache_rows = CacheRows(trace, replays, self._model)
+        self._tracked = TrackedStates(trace, replays, self._compare, self._model, bounds)
+        self._hits = Hits(trace, replays, self._compare, self._model, self._cache_rows, self._tracked, self._sessions)
+        self._kept = KeptRows(trace, replays, self._compare, self._model, self._cache_rows, self._sessions)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._begins: set[str] = set()  # requests that were prefilled, and have had no round since
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
-        self._answers = Answers(trace, stories, self._compare, self._model)
+        self._answers = Answers(trace, replays, self._compare, self._model)
         self._grammars = Grammars(trace, self._compare, self._model)
         self._steps = Steps(trace, self._compare)
         self._aborts = Aborts(trace, self._compare)
         self._given_up = GivenUp(trace, self._compare, self._model)
-        self._plain = PlainDecode(trace, stories, self._compare, bounds)
-        self._impossible = impossible(trace, stories)
+        self._plain = PlainDecode(trace, replays, self._compare, bounds)
+        self._impossible = impossible(trace, replays)
         for name, one in self._impossible.items():
             self._compare.asks_the_impossible(name, one.token)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
-            self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
+            self._layers = Layers(trace, replays, self._compare, stored, self._chunk)
 
     def check(self) -> Findings:
         checks = {
@@ -138,9 +131,9 @@ class RequestJudge:
         return range(record.step, self._trace.header.records[boundary].numbers["end"])
 
     def _target_extend(self, number: int, record: Record) -> None:
-        story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "target.extend")
+        replay, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "target.extend")
         self._windows.prefill(Place(record, "target.extend", step=-1), chunk)
-        tokens, ids = story.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
+        tokens, ids = replay.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
@@ -163,36 +156,36 @@ class RequestJudge:
         self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
 
     def _draft_extend(self, number: int, record: Record) -> None:
-        story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
+        replay, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
         if self._layers is not None:
             place = self._layers.forward(number, record, "draft.extend", "prefill", record.step, None)
         else:
             why, tail = "", chunk.stop - 1
             if not self._model.ahead:
                 why = "The draft is a plain language model: its row i must consume x[i], and the first is that of x[0]."
-            elif chunk.stop < len(story.prompt):
+            elif chunk.stop < len(replay.prompt):
                 why = (
                     f"The chunk ends at {tail + 1} and is not the last: its tail row {tail} must consume the next prompt token."
                 )
-            self._draft_rows(number, place, story, chunk, why)
+            self._draft_rows(number, place, replay, chunk, why)
         table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
             self._slots.written(number, place, table, chunk)
 
-    def _draft_rows(self, number: int, place: Place, story: Story, rows: range, why: str = "") -> None:
+    def _draft_rows(self, number: int, place: Place, replay: RequestReplay, rows: range, why: str = "") -> None:
         """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i; of a plain language model, x[i]."""
         ahead, ids = self._model.ahead, self._trace.integers(number, "input_ids")
-        tokens = story.tokens[rows.start + ahead : rows.stop + ahead]
+        tokens = replay.tokens[rows.start + ahead : rows.stop + ahead]
         self._compare.integers(place, "draft.input_ids", tokens, ids, "row", rows.start, why)
         self._compare.integers(
             place, "draft.positions", list(rows), self._trace.integers(number, "positions"), "row", rows.start
         )
-        if story.target_rows is not None and self._model.states:
-            expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.array(number, "hidden_in")
+        if replay.target_rows is not None and self._model.states:
+            expected, hidden = replay.target.hidden[rows.start : rows.stop], self._trace.array(number, "hidden_in")
             self._compare.floats(place, "draft.hidden_in", expected, hidden, lambda n: f"row {rows[n]}")
 
     def _prefill(self, number: int, record: Record) -> None:
-        story, end = self._stories[record.request], record.numbers["end"]
+        replay, end = self._stories[record.request], record.numbers["end"]
         self._begins.add(record.request)
         self._hits.prefill(number, record)
         self._sessions.prefill(record)
@@ -202,21 +195,21 @@ class RequestJudge:
         if not self._model.numbers:
             self._handed_on(number, record, "draft.extend")
             return
-        if story.target_rows is None:  # of one token, none follows
+        if replay.target_rows is None:  # of one token, none follows
             return
-        if not story.goes_on_behind(end - 1):  # which the rules of what it is given have seen
+        if not replay.goes_on_behind(end - 1):  # which the rules of what it is given have seen
             return
         if record.numbers["final"]:
-            token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
-            place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
-            self._grammars.prefill(number, place, story)
+            token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(replay.prompt)}"
+            place, logits = Place(record, "target.extend", output=True), replay.target.logits[end - 1]
+            self._grammars.prefill(number, place, replay)
             sampling = self._case.sampled(record.request)
-            with self._compare.looking_away(story.impossible == end - 1):
+            with self._compare.looking_away(replay.impossible == end - 1):
                 if sampling is None:
                     self._compare.choice(place, "output.tokens", logits, token, index)
                 else:
                     self._samples.first_token(place, sampling, logits, token, index)
-        self._states.committed(number, record, "target.extend", story, end - 1)
+        self._states.committed(number, record, "target.extend", replay, end - 1)
         self._tracked.prefill(record)
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
@@ -231,12 +224,12 @@ class RequestJudge:
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
         """KV rows that were written, or written over, since the last boundary."""
-        story = self._stories[record.request]
-        self._stored_in("target", number, Place(record, target_phase), story.stored["target"])
+        replay = self._stories[record.request]
+        self._stored_in("target", number, Place(record, target_phase), replay.stored["target"])
         if self._layers is not None:
             self._layers.extended(number, record, draft_phase)
         elif self._model.memory:
-            self._stored_in("draft", number, Place(record, draft_phase), story.stored["draft"])
+            self._stored_in("draft", number, Place(record, draft_phase), replay.stored["draft"])
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
         at = self._trace.array(number, f"{part}_rows")
@@ -275,10 +268,10 @@ class RequestJudge:
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
-        step, story = record.step, self._stories[record.request]
+        step, replay = record.step, self._stories[record.request]
         # else the run ended in draft(), and the trace does not say which candidates these were
-        returned = record.round < len(story.rounds)
-        committed = self._round(record).committed if returned else len(story.tokens) - 1
+        returned = record.round < len(replay.rounds)
+        committed = self._round(record).committed if returned else len(replay.tokens) - 1
         model, topk = self._model, self._case.topk
         ahead = model.ahead
         place, position = Place(record, "draft", step), committed + (step if model.memory else 0) - ahead
@@ -297,27 +290,27 @@ class RequestJudge:
             return
         round = self._round(record)
         if model.numbers and model.states:
-            self._decoded(number, place, story, lambda branch: f"{rows} {first + branch}")
+            self._decoded(number, place, replay, lambda branch: f"{rows} {first + branch}")
         if not model.memory:
             return
         table = self._table(record, "draft")
         if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
-            self._trees.cut_off(record, story, ids, position)
+            self._trees.cut_off(record, replay, ids, position)
         else:
             # Slots come first: all of them are assigned before the first forward of draft(), and a slot that is written
             # twice shows in the row of an earlier step.
             columns = _columns(round.committed, self._case.topk, round.steps, self._case.page_size)
             self._slots.written(number, Place(record, "draft"), table, [branch[step - ahead] for branch in columns])
 
-    def _decoded(self, number: int, place: Place, story: Story, name: Callable[[int], str]) -> None:
+    def _decoded(self, number: int, place: Place, replay: RequestReplay, name: Callable[[int], str]) -> None:
         """The states that a draft decode step consumed, and those that it handed on."""
         record = place.record
-        growth, last = story.growths[record.round], self._round(record).committed - 1
+        growth, last = replay.growths[record.round], self._round(record).committed - 1
         if record.step:
             consumed, ran = growth.hidden[record.step - 1], growth.handed_on[record.step - 1]
         else:  # the bonus token's, on every branch alike
             consumed, ran = (
-                np.repeat(rows.hidden[last : last + 1], self._case.topk, 0) for rows in (story.target, story.draft)
+                np.repeat(rows.hidden[last : last + 1], self._case.topk, 0) for rows in (replay.target, replay.draft)
             )
         self._compare.floats(place, "draft.hidden_in", consumed, self._trace.array(number, "hidden_in"), name)
         if "hidden_out" in record.tensors:  # absent if the forward never returned
@@ -330,7 +323,7 @@ class RequestJudge:
             self._compare.floats(out, "draft.proposal", ran, handed_on, handed)
 
     def _draft(self, number: int, record: Record) -> None:
-        round, story = self._round(record), self._stories[record.request]
+        round, replay = self._round(record), self._stories[record.request]
         place, committed = Place(record, "draft"), round.committed
         self._compare.integers(
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
@@ -356,8 +349,8 @@ class RequestJudge:
             self._trees.shape(number, record, round)
             return
         if self._model.memory:
-            self._scratch_rows(number, story, round)
-        self._trees.grown(number, record, story, round)
+            self._scratch_rows(number, replay, round)
+        self._trees.grown(number, record, replay, round)
 
     def _undrafted(self, number: int, record: Record, round: Round, *, begins: bool) -> None:
         """A tree that nobody drafted: a pipeline's last stage drafts when a round is over, and so for none that begins."""
@@ -369,12 +362,12 @@ class RequestJudge:
         self._compare.integers(place, "verify.inputs", nodes, round.drafted, "node", 1)
         self._trees.shape(number, record, round)
 
-    def _scratch_rows(self, number: int, story: Story, round: Round) -> None:
+    def _scratch_rows(self, number: int, replay: RequestReplay, round: Round) -> None:
         """What draft decode left in the slots that it borrowed."""
         record = self._trace.header.records[number]
-        committed, growth = round.committed, story.growths[record.round]
+        committed, growth = round.committed, replay.growths[record.round]
         if "hole_kv" in record.tensors:
-            self._holes(number, Place(record, "draft"), story, round)
+            self._holes(number, Place(record, "draft"), replay, round)
         stored = recorded_rows(self._trace, number, "scratch")
         topk, ahead = self._case.topk, self._model.ahead
         for step in range(ahead, round.steps):
@@ -386,7 +379,7 @@ class RequestJudge:
 
             # of a plain language model step 0 runs the bonus token, on every branch alike
             expected = (
-                growth.scratch[step - 1] if step else np.repeat(story.stored["draft"][committed : committed + 1], topk, 0)
+                growth.scratch[step - 1] if step else np.repeat(replay.stored["draft"][committed : committed + 1], topk, 0)
             )
             self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", expected[: len(at)], at, name)
 
@@ -398,11 +391,11 @@ class RequestJudge:
         slots = self._trace.integers(number, "scratch_slots")
         self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
 
-    def _holes(self, number: int, place: Place, story: Story, round: Round) -> None:
+    def _holes(self, number: int, place: Place, replay: RequestReplay, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
         holes = recorded_rows(self._trace, number, "hole")
         inside = round.committed % self._case.page_size
-        begun = story.stored["draft"][round.committed - inside : round.committed]
+        begun = replay.stored["draft"][round.committed - inside : round.committed]
         expected: Array = np.tile(begun, (self._case.topk - 1, 1, 1, 1, 1))
 
         def name(hole: int) -> str:
@@ -437,21 +430,21 @@ class RequestJudge:
         return _block(round.committed, round.nodes)
 
     def _verify(self, number: int, record: Record) -> None:
-        story, round = self._stories[record.request], self._round(record)
-        decided = story.tokens[round.committed + 1 : round.end + 1]
+        replay, round = self._stories[record.request], self._round(record)
+        decided = replay.tokens[round.committed + 1 : round.end + 1]
         parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if self._model.numbers:
-            self._grammars.verify(number, Place(record, "verify"), story, round, parents)
+            self._grammars.verify(number, Place(record, "verify"), replay, round, parents)
             self._decided(number, record, decided)
         rows = range(round.committed, round.end)
-        with self._compare.looking_away(story.allowing(rows) != rows):
+        with self._compare.looking_away(replay.allowing(rows) != rows):
             self._walked(number, record, decided, parents, tokens)
 
     def _walked(
         self, number: int, record: Record, decided: list[int], parents: Sequence[int] | None, tokens: list[int]
     ) -> None:
         """The path through the nodes, whose parents and tokens these are, and what is committed along it."""
-        story, round, numbers = self._stories[record.request], self._round(record), record.numbers
+        replay, round, numbers = self._stories[record.request], self._round(record), record.numbers
         place = Place(record, "verify", len(decided))
         if parents is not None:
             argmax = [-1] * len(tokens)  # of nodes off the path, where it is not compared
@@ -472,7 +465,7 @@ class RequestJudge:
         self._compare.integers(place, front, decided[:kept], predicted, "committed token", 0)
         if "path_hidden" in record.tensors:
             hidden = self._trace.array(number, "path_hidden")
-            expected = story.target.hidden[round.committed : round.committed + len(hidden)]
+            expected = replay.target.hidden[round.committed : round.committed + len(hidden)]
             moved = Place(record, "verify", len(predicted))
             self._compare.floats(
                 moved,
@@ -484,18 +477,18 @@ class RequestJudge:
 
     def _decided(self, number: int, record: Record, decided: list[int]) -> None:
         """What verify committed: the target's argmax after each accepted node, or what the coins decided."""
-        story, round = self._stories[record.request], self._round(record)
-        logits = story.chosen_by(round)
-        judged = len(story.allowing(range(round.committed, round.end)))
+        replay, round = self._stories[record.request], self._round(record)
+        logits = replay.chosen_by(round)
+        judged = len(replay.allowing(range(round.committed, round.end)))
         for n, token in enumerate(decided):
-            sent = story.tokens[len(story.prompt) : round.committed + 1 + n]
+            sent = replay.tokens[len(replay.prompt) : round.committed + 1 + n]
             with self._compare.looking_away(n >= judged):
                 self._grammars.given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
         by_coins = False
         if self._case.samples:
             layers = self._layers
-            proposed_from = story.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
-            by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
+            proposed_from = replay.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
+            by_coins = self._samples.verified(number, record, replay, round, parents_of(self._case, round), proposed_from)
         for n, token in enumerate(() if by_coins else decided):
             index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
             with self._compare.looking_away(n >= judged):
@@ -532,11 +525,11 @@ class RequestJudge:
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
 
     def _finished(self, number: int, record: Record) -> None:
-        story, emitted = self._stories[record.request], self._trace.integers(number, "tokens")
+        replay, emitted = self._stories[record.request], self._trace.integers(number, "tokens")
         self._emitted[record.request] = len(emitted)
         request = self._case.request(record.request)
         limit = request.max_new_tokens
-        committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
+        committed, place = replay.tokens[len(replay.prompt) :], Place(record, "finished")
         # a server's request also ends by a stop string, a grammar, or the end of the context: `otherwise`
         cut = record.numbers["aborted"] or record.numbers.get("otherwise")
         if cut:  # what it did emit must be right; an abort does not cut a round at max_new_tokens
@@ -557,25 +550,25 @@ class RequestJudge:
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
-        story, place = self._stories[record.request], Place(record, "finished")
+        replay, place = self._stories[record.request], Place(record, "finished")
         count, tokens = len(self._trace.array(number, "slots")), self._trace.integers(number, "tokens")
         # what was emitted is in it; what a last round committed past the end may be
-        least = len(story.prompt) + self._emitted.get(record.request, 0)
-        path = story.tokens[: max(least, len(tokens))]
+        least = len(replay.prompt) + self._emitted.get(record.request, 0)
+        path = replay.tokens[: max(least, len(tokens))]
         self._compare.integers(place, "draft.kv", path, tokens, "token of the cached path", 0)
-        self._states.cached(number, place, story)
-        for part, reference in story.stored.items():
+        self._states.cached(number, place, replay)
+        for part, reference in replay.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
             # Keys of single tokens end with the last token, whose row of the target another request may have computed: it is
             # compared there. EAGLE's keys, pairs, end one before it.
-            others = part == "target" and not self._model.states and count == len(story.tokens)
+            others = part == "target" and not self._model.states and count == len(replay.tokens)
             if known < count and not others and self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
             self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
-        if story.earlier is not None:
-            self._cached_in_earlier_stages(record, story.earlier)
+        if replay.earlier is not None:
+            self._cached_in_earlier_stages(record, replay.earlier)
         if self._layers is not None:
             self._layers.cached(number, record)
 

@@ -18,16 +18,14 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
-from eagletwin.reference.sampling import Thresholds
+from eagletwin.reference.sampling import Thresholds, seeded_coins
 
-from .asked import before_additions
-from .bounds import Bounds, magnitude
+from .bounds import Bounds, log_scale, logs, magnitude, sum_rounding, with_tail
 from .compare import Compare, Place
-from .rows import log_scale, logs, sum_rounding, with_tail
-from .story import Round, Story
+from .replay import RequestReplay, Round
+from .request_logits import before_additions
 
 # What SGLang makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
 _GREEDY = Sampling(top_k=1)
@@ -80,7 +78,13 @@ class Samples:
             self._compare.report(place, rule, index, f"one of the best tokens that have {sampling.top_p} of the mass", reported)
 
     def verified(
-        self, number: int, record: Record, story: Story, round: Round, parents: Sequence[int] | None, proposed_from: Array
+        self,
+        number: int,
+        record: Record,
+        replay: RequestReplay,
+        round: Round,
+        parents: Sequence[int] | None,
+        proposed_from: Array,
     ) -> bool:
         """Judge what a verify did by its coins; False if nothing that it commits depends on them.
 
@@ -94,12 +98,12 @@ class Samples:
         self._coins(number, record, place, sampling)
         asked = self._case.request(record.request).sampling or _GREEDY
         accepted = range(round.committed, round.end)
-        judged = story.allowing(accepted)
-        logits = story.chosen_by(round)[: len(judged)]
+        judged = replay.allowing(accepted)
+        logits = replay.chosen_by(round)[: len(judged)]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
         if "target_logits" in record.tensors:
             own = self._trace.tensor(number, "target_logits")[: len(logits)]
-            computed = logits if story.target.plain is None else story.target.plain[judged.start : judged.stop]
+            computed = logits if replay.target.plain is None else replay.target.plain[judged.start : judged.stop]
             self._made_of_its_logits(place, asked, logits, targets, own, computed)
         else:  # up to schema 3
             self._made_of_the_reference(place, asked, logits, targets)

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Adapter, Case, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.sessions import whole_prompts
+from eagletwin.harness.core.request_inputs import whole_prompts
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
 from .events import WORK
 from .model import Model
-from .story import Story
+from .replay import RequestReplay
 
 _RULE = "session.rows"
 
@@ -80,8 +80,8 @@ class _Run:
 class Sessions:
     """Follows the sessions of one trace."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model) -> None:
-        self._trace, self._stories, self._compare = trace, stories, compare
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, model: Model) -> None:
+        self._trace, self._stories, self._compare = trace, replays, compare
         self._case, self._page = trace.header.case, trace.header.case.page_size
         self._of = {request.id: request.session for request in self._case.requests if request.session}
         self._sessions = {name: _Session() for name in self._case.sessions}
@@ -128,13 +128,13 @@ class Sessions:
         if record.numbers["aborted"]:
             session.keeps = False
             return
-        story = self._stories[record.request]
-        session.tokens = len(story.prompt) + len(self._trace.integers(number, "tokens"))
+        replay = self._stories[record.request]
+        session.tokens = len(replay.prompt) + len(self._trace.integers(number, "tokens"))
         # its end was seen when the iteration of the flush began; SGLang refuses it as long as what ran last counts as running
         at = record.iteration
         flushed = at in self._flushes and self._works.isdisjoint(range(at - self._turns, at))
-        session.keeps, session.adapter = not flushed, story.adapter
-        session.spare = int(len(story.tokens) > session.tokens)
+        session.keeps, session.adapter = not flushed, replay.adapter
+        session.spare = int(len(replay.tokens) > session.tokens)
 
     def prefill(self, record: Record) -> None:
         """A chunk is over: if it was the first since the request was queued, it began where the session's rows end."""
@@ -203,7 +203,7 @@ def _flushes_in_pauses(case: Case) -> set[int]:
     return found
 
 
-def reached(trace: Trace, stories: dict[str, Story]) -> dict[str, set[str]]:
+def reached(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, set[str]]:
     """Of each feature of sessions (core/features.py) the requests that showed it; of a close, the session."""
     found, case = dict[str, set[str]](), trace.header.case
     of = {request.id: request.session for request in case.requests if request.session}
@@ -233,13 +233,13 @@ def reached(trace: Trace, stories: dict[str, Story]) -> dict[str, set[str]]:
                 found.setdefault("session_goes_on", set()).add(name)
                 if record.numbers["start"] % case.page_size:
                     found.setdefault("session_in_page", set()).add(name)
-                if len(stories[before].tokens) > said:
+                if len(replays[before].tokens) > said:
                     found.setdefault("session_cut", set()).add(name)
             elif name in begun and record.attempt + record.round > 0 and "mixed" not in record.numbers:
                 found.setdefault("session_retracted", set()).add(name)
             begun.add(name)
         elif record.stage == "finished" and session:
             running.discard(session)
-            said = len(stories[name].prompt) + len(trace.integers(number, "tokens"))
+            said = len(replays[name].prompt) + len(trace.integers(number, "tokens"))
             last[session] = (name, said, bool(record.numbers["aborted"]))
     return found

@@ -1,17 +1,26 @@
-"""States of layers that keep one in place of rows: `target.state`, `target.conv` and `state.slots`. Called by requests.py.
+"""Layers that keep states: `target.state`, `target.conv`, `state.slots`; and the prefix cache's states, `state.tracked`."""
 
-A state cannot be masked away like the row of a rejected token: verify computes one for each node, and the commit must take that
-of the last accepted one. What the slot of a request holds then is what a plain recurrence over its committed tokens has.
-"""
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.hybrid import TRACKED_EVERY
 
+from .bounds import Bounds
 from .compare import Compare, Phase, Place
-from .story import Story
+from .model import Model
+from .replay import RequestReplay
+
+# States of layers that keep one in place of rows: `target.state`, `target.conv` and `state.slots`. Called by requests.py.
+#
+# A state cannot be masked away like the row of a rejected token: verify computes one for each node, and the commit must take
+# that of the last accepted one. What the slot of a request holds then is what a plain recurrence over its committed tokens has.
 
 _SLOTS = "state.slots"
 
@@ -40,29 +49,29 @@ class States:
                 return
             taken[slot] = name
 
-    def committed(self, number: int, record: Record, phase: Phase, story: Story, last: int) -> None:
+    def committed(self, number: int, record: Record, phase: Phase, replay: RequestReplay, last: int) -> None:
         """What is kept of a request after row `last` was committed, where its forwards look for it."""
-        if story.kept is None:
+        if replay.kept is None:
             return
         place, own = Place(record, phase), self._owned.get(record.request, -1)
         slots = self._trace.integers(number, "state_slots")
         self._compare.integers(
             place, _SLOTS, [own, own], slots, "slot of the states: the request's, and that of its row, entry", 0
         )
-        if not 0 <= last < len(story.kept[0]):  # what was committed has no reference, which another rule says
+        if not 0 <= last < len(replay.kept[0]):  # what was committed has no reference, which another rule says
             return
         found = self._trace.array(number, "target_state"), self._trace.array(number, "target_conv")
-        self._kept(found, place, ("target.state", "target.conv"), "", story.kept, last)
+        self._kept(found, place, ("target.state", "target.conv"), "", replay.kept, last)
 
-    def cached(self, number: int, place: Place, story: Story) -> None:
+    def cached(self, number: int, place: Place, replay: RequestReplay) -> None:
         """What the prefix cache keeps on the path of a request's tokens: each state is that after the prefix which leads to
         it."""
-        if "cached_ends" not in place.record.tensors or story.kept is None:
+        if "cached_ends" not in place.record.tensors or replay.kept is None:
             return
         kept = [self._trace.array(number, f"cached_{part}") for part in ("state", "conv")]
         for n, end in enumerate(self._trace.integers(number, "cached_ends")):
-            if end <= len(story.kept[0]):
-                self._kept((kept[0][n], kept[1][n]), place, ("state.tracked", "state.tracked"), "cached ", story.kept, end - 1)
+            if end <= len(replay.kept[0]):
+                self._kept((kept[0][n], kept[1][n]), place, ("state.tracked", "state.tracked"), "cached ", replay.kept, end - 1)
 
     def _kept(
         self, found: tuple[Array, Array], place: Place, rules: tuple[str, str], word: str, kept: tuple[Array, Array], last: int
@@ -114,3 +123,195 @@ class States:
 def _rows(kept: Array, leading: int) -> Array:
     """What is kept as rows with a magnitude of their own: the first dimensions are their number."""
     return np.ascontiguousarray(kept).reshape(int(np.prod(kept.shape[:leading])), -1)
+
+
+# Which states the prefix cache is handed, and that it is handed them: `state.tracked`. Called by requests.py and
+# prefix_cache.py.
+#
+# While a request runs, states of its are tracked for the prefix cache, and handed to it: after a chunk of a prefill that of the
+# chunk's last whole step, if the chunk begins with a page, and when the request ends that of the last row on the grid which its
+# rounds passed. Where keys are pairs of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind
+# that row: nothing is due of a row behind which no token is known, and a state is no other request's that goes on with another
+# token. The cache is asked for nothing here, since a look-up changes what it evicts next: which row's state lies in a slot is
+# told by its numbers. No two rows have one state by chance.
+
+_RULE = "state.tracked"
+_NAMED = 3  # rows that a report names
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What the cache must be handed of a chunk that ended at `end`: a state after one of so many rows."""
+
+    request: str
+    end: int
+    rows: list[int]
+
+
+class TrackedStates:
+    """Knows after how many rows of which request the states in the prefix cache are."""
+
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, model: Model, bounds: Bounds) -> None:
+        case = trace.header.case
+        self._trace, self._stories, self._compare, self._bounds = trace, replays, compare, bounds
+        self.on = bool(model.keeping) and model.numbers and case.engine.sglang.radix_cache
+        self._ahead = model.ahead
+        self._page = case.page_size
+        self._step = lcm(RECIPES[case.model].tracked_every, case.page_size) if self.on else 1
+        self._grid = lcm(self._step, TRACKED_EVERY)
+        self._rows: dict[int, list[tuple[str, int]]] = {}  # slot of the cache -> requests, and after how many rows
+        self._may: dict[str, set[int]] = {}  # request -> after how many rows a state may have been tracked
+        self._due: list[_Due] = []  # when the next iteration begins
+        # request -> of its last chunk: handed over when the next one is made up, or if there is none when its result is looked
+        # at, with overlap when the request's first round has begun
+        self._open: dict[str, _Due] = {}
+        self._late = trace.header.engine.overlap
+        self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
+        self._given_up = 0
+        self._lost = False  # whether the cache gave a state up in the iteration before
+        self._aborted = {
+            record.request: record.iteration
+            for record in trace.header.records
+            if record.stage == "finished" and record.numbers["aborted"]
+        }
+
+    def prefill(self, record: Record) -> None:
+        """A chunk is over. A mixed step tracks nothing of a request that runs."""
+        if not self.on or record.numbers.get("mixed"):
+            return
+        name, start, end = record.request, record.numbers["start"], record.numbers["end"]
+        self._passed[name] = []
+        # The cache has whole pages: behind a chunk that ended inside one, no step of a chunk ends with a page.
+        rows = [] if start % self._page else list(range(start + self._step, end + 1, self._step))
+        self._may.setdefault(name, set()).update(rows)
+        self._hand_over(name, start)
+        final = record.numbers["final"]
+        if rows and rows[-1] + self._ahead <= (end if final else end + 1):
+            # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
+            parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._stories if other != name)]
+            due = _Due(name, end, [*parts, rows[-1]])
+            if final and not self._late:
+                self._due.append(due)
+            else:
+                self._open[name] = due
+
+    def round(self, record: Record, committed: int, end: int) -> None:
+        """A round is over, which began with so many committed rows and ended with so many."""
+        row = end // self._grid * self._grid
+        self._hand_over(record.request)
+        if self.on and row > committed:
+            self._may.setdefault(record.request, set()).add(row)
+            self._passed.setdefault(record.request, []).append(row)
+
+    def look(self, number: int, record: Record) -> None:
+        """An iteration begins: what the cache was handed in the one before."""
+        if not self.on:
+            return
+        given_up, self._given_up = self._given_up, record.numbers["state_given_up"]
+        self._lost = given_up != self._given_up
+        owned = set(self._trace.integers(number, "state_cached"))
+        self._rows = {slot: rows for slot, rows in self._rows.items() if slot in owned}
+        kept = [self._trace.array(number, f"tracked_{part}") for part in ("state", "conv")]
+        for n, slot in enumerate(self._trace.integers(number, "tracked")):
+            self._rows[slot] = [
+                (name, row) for name, rows in self._may.items() for row in rows if self._is(name, row, (kept[0][n], kept[1][n]))
+            ]
+            if self._compare.on(_RULE) and not self._rows[slot]:
+                self._report(record, f"state in slot {slot} of the prefix cache", (kept[0][n], kept[1][n]))
+        self._demand(record)
+
+    def _hand_over(self, name: str, start: int | None = None) -> None:
+        """What is open of a request is due now, unless it is prefilled from elsewhere (`start`) than its last chunk ended."""
+        due = self._open.pop(name, None)
+        if due is not None and start in (None, due.end):
+            self._due.append(due)
+
+    def _demand(self, record: Record) -> None:
+        """That what was due came. What was given up meanwhile cannot be told from what never came."""
+        due, self._due = self._due, []
+        if self._lost:
+            self._open.clear()
+            return
+        for one in due:
+            over = self._aborted.get(one.request) == record.iteration
+            if self._compare.on(_RULE) and not over and not any(self._has(one.request, row) for row in one.rows):
+                self._missing(record, one.request, one.rows[-1], "its chunk")
+
+    def finished(self, record: Record, emitted: int) -> None:
+        """A request is over, to which so many tokens were emitted."""
+        if not self.on or record.numbers["aborted"]:
+            return
+        self._hand_over(record.request)
+        if self._lost:
+            return
+        known = len(self._stories[record.request].prompt) + emitted
+        due = [row for row in self._passed.get(record.request, []) if row + self._ahead < known]
+        if due and self._compare.on(_RULE) and not self._has(record.request, due[-1]):
+            self._missing(record, record.request, due[-1], "a round")
+
+    def ends(self, tokens: list[int], slots: set[int]) -> set[int]:
+        """After how many of these tokens the cache has a state in one of these slots, under a key that these tokens have.
+
+        Requests that part behind a row have one state there under several keys of pairs, and no number tells under which.
+        """
+        return {
+            row
+            for slot, owners in self._rows.items()
+            if slot in slots
+            for row in {row for _, row in owners}
+            if all(
+                self._stories[name].tokens[: row + self._ahead] == tokens[: row + self._ahead]
+                for name, other in owners
+                if other == row
+            )
+        }
+
+    def _alike(self, name: str, other: str, rows: int) -> bool:
+        return self._stories[name].tokens[:rows] == self._stories[other].tokens[:rows]
+
+    def _has(self, name: str, rows: int) -> bool:
+        return any(row == rows and self._alike(name, other, rows) for owners in self._rows.values() for other, row in owners)
+
+    def _is(self, name: str, rows: int, held: tuple[Array, Array], parts: tuple[int, ...] = (0, 1)) -> bool:
+        """Whether state and window [L, ..] are those after so many rows of a request, within the bound; parts: one or both."""
+        kept = self._stories[name].kept
+        if kept is None or rows > len(kept[0]):
+            return False
+        return all(float(self._bounds.error_of(_flat(kept[n][rows - 1]), _flat(held[n])).max()) <= 1 for n in parts)
+
+    def _report(self, record: Record, what: str, held: tuple[Array, Array]) -> None:
+        wanted = [f"{rows} rows of {name}" for name, those in self._may.items() for rows in sorted(those)][-_NAMED:]
+        found = [
+            next(
+                (
+                    f"{_PARTS[part]} after {rows} rows of {name}"
+                    for name, rows in self._all()
+                    if self._is(name, rows, held, (part,))
+                ),
+                "",
+            )
+            for part in range(2)
+        ]
+        named = ", ".join(text for text in found if text) or "of no row of any request"
+        expected = f"those after {' or '.join(wanted)}" if wanted else "none: no request came to a row that is tracked"
+        self._compare.report(Place(record, "iteration"), _RULE, what, expected, named)
+
+    def _missing(self, record: Record, name: str, rows: int, passed: str) -> None:
+        place = Place(record, "iteration" if record.stage == "iteration" else "finished")
+        why = f"{passed[0].upper()}{passed[1:]} of {name} came to {rows} rows, and the prefix cache gave up no state since."
+        self._compare.report(place, _RULE, f"state after {rows} rows of {name}", "in the prefix cache", "not there", why)
+
+    def _all(self) -> Iterator[tuple[str, int]]:
+        for name, replay in self._stories.items():
+            if replay.kept is not None:
+                yield from ((name, row + 1) for row in range(len(replay.kept[0])))
+
+
+_PARTS = ("a state", "inputs of a convolution")
+
+
+def _flat(kept: Array) -> Array:
+    """What is kept of a row as rows with a magnitude of their own: states [L, N, W, D] by head, windows [L, C, K-1] by row."""
+    if kept.ndim == 3:
+        kept = kept.swapaxes(1, 2)
+    return np.ascontiguousarray(kept).reshape(kept.shape[0] * kept.shape[1], -1)

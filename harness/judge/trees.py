@@ -1,24 +1,26 @@
 """The draft tree of a round: `draft.proposal` and `tree.*`. A chain is the tree of topk = 1. Called by requests.py.
 
-What the engine chose is followed (story.py), so each choice is judged as if all before it had been right.
+What the engine chose is followed (replay.py), so each choice is judged as if all before it had been right.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Divergence
 from eagletwin.reference.sizes import count_candidates
-from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tree_parents
+from eagletwin.reference.tree import ancestor_mask, depths, parent_of, retrieve_links, tree_parents
 
+from .bounds import SMALLEST_LOG, log_scale, logs
 from .compare import UNSEEN, Compare, Place
 from .model import Model
-from .rows import SMALLEST_LOG, log_scale, logs
-from .story import ReferenceRows, Round, Story
+from .replay import ReferenceRows, RequestReplay, Round
 
 
 def parents_of(case: Case, round: Round) -> tuple[int, ...] | None:
@@ -97,11 +99,11 @@ class Trees:
         proposes, vocabulary = self._model.proposes, self._model.vocab_size
         return [proposes[n] if 0 <= n < len(proposes) else vocabulary + abs(n) for n in ids]
 
-    def cut_off(self, record: Record, story: Story, ids: list[int], position: int) -> None:
+    def cut_off(self, record: Record, replay: RequestReplay, ids: list[int], position: int) -> None:
         """The token of a chain's draft decode step, by the proposal before it, where draft() never returned."""
         step = record.step
         if step > 1 and not self._case.draws_drafts(record.request):
-            logits = story.growths[record.round].logits[step - 1 : step]
+            logits = replay.growths[record.round].logits[step - 1 : step]
             place = Place(record, "draft", step - 1, output=True)
             self._compare.choices(place, "draft.proposal", logits, [ids], lambda _, rank: self._child(step - 1, 0, rank))
         elif step == 1 and record.request in self._proposed:
@@ -115,12 +117,12 @@ class Trees:
         frontier = round.expanded[(step - 1) * topk : step * topk]
         return [known.get(candidate, token) for candidate, token in zip(frontier, ids, strict=False)]
 
-    def grown(self, number: int, record: Record, story: Story, round: Round) -> None:
+    def grown(self, number: int, record: Record, replay: RequestReplay, round: Round) -> None:
         """The tree that draft() returned, from the proposals to the masks."""
-        self._proposals(record, story, round)
+        self._proposals(record, replay, round)
         if self._case.topk > 1:
-            self._choices(record, story, round)
-            self._scores(number, record, story)
+            self._choices(record, replay, round)
+            self._scores(number, record, replay)
         self.shape(number, record, round)
 
     def grown_by_tokens(self, record: Record, round: Round) -> None:
@@ -180,9 +182,9 @@ class Trees:
     def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
 
-    def _proposals(self, record: Record, story: Story, round: Round) -> None:
+    def _proposals(self, record: Record, replay: RequestReplay, round: Round) -> None:
         """Each candidate's token is the one that its row proposed at that rank."""
-        topk, steps, growth = self._case.topk, round.steps, story.growths[record.round]
+        topk, steps, growth = self._case.topk, round.steps, replay.growths[record.round]
         if round.proposed:
             total = count_candidates(topk, steps)
             self._compare.integers(
@@ -231,11 +233,11 @@ class Trees:
         expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
         self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
 
-    def _scores(self, number: int, record: Record, story: Story) -> None:
+    def _scores(self, number: int, record: Record, replay: RequestReplay) -> None:
         """The scores of all candidates: products of probabilities, as numbers."""
         if "candidate_scores" not in record.tensors:
             return
-        choices, reported = story.choices[record.round], self._trace.array(number, "candidate_scores")
+        choices, reported = replay.choices[record.round], self._trace.array(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
         expected, scores, sizes = choices.scores[:, None], logs(reported), choices.sizes
 
@@ -250,9 +252,9 @@ class Trees:
         who = f"branch {branch} of draft decode step {step}" if step else "the root"
         return f"child {rank} of {who}"
 
-    def _choices(self, record: Record, story: Story, round: Round) -> None:
+    def _choices(self, record: Record, replay: RequestReplay, round: Round) -> None:
         """The frontiers and the final selection hold the candidates of the largest scores."""
-        topk, choices = self._case.topk, story.choices[record.round]
+        topk, choices = self._case.topk, replay.choices[record.round]
         self._first_frontier(record, round)
         for step, ranked in enumerate(choices.frontiers, 1):
             frontier = round.expanded[step * topk : (step + 1) * topk]
@@ -293,3 +295,98 @@ class Trees:
             tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
             place = Place(record, "draft", round.steps - 1, output=True)
             self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)
+
+
+# The draft tree of a round as the engine left it, with the nodes that a divergence is about marked: for drawings of it.
+#
+# Read from the trace alone: a wrong tree is read as it is wrong, and of links that do not form a tree the connected part
+# counts.
+
+_RULES, _STAGES = ("tree.", "verify.", "commit."), ("draft.decode", "draft")
+ROOT = -1
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Candidates by number, the root -1: their tokens, as far as the trace shows them, and the nodes of those selected.
+
+    expanded [(S-1)*k] the frontiers, accepted: nodes, marks: candidate -> what the divergence says of it
+    """
+
+    topk: int
+    committed: int
+    node: dict[int, int]
+    token: dict[int, int]
+    expanded: list[int]
+    accepted: list[int]
+    marks: dict[int, list[str]] = field(default_factory=dict)
+
+    def parent(self, candidate: int) -> int:
+        """The root for what hangs nowhere: its parent would be one that comes later, or was never expanded."""
+        if not self.topk <= candidate < self.topk * (len(self.expanded) + 1):
+            return ROOT
+        parent = parent_of(candidate, self.topk, self.expanded)
+        return parent if ROOT < parent < candidate else ROOT
+
+    def way_to(self, candidate: int) -> list[int]:
+        """From below the root to the candidate."""
+        way = [candidate]
+        while self.parent(way[0]) != ROOT:
+            way.insert(0, self.parent(way[0]))
+        return way
+
+
+def tree_of(trace: Trace, found: Divergence) -> DraftTree | None:
+    """The tree that a divergence is about; None where it is about none."""
+    if trace.header.case.topk == 1 or not (found.rule.startswith(_RULES) or found.stage in _STAGES):
+        return None
+    numbers = {record.key: number for number, record in enumerate(trace.header.records)}
+    number = numbers.get(Key(found.request, found.round, "draft"))
+    if number is None or trace.header.records[number].numbers.get("undrafted"):  # draft() never returned, or was not called
+        return None
+    tree = _read(trace, numbers, number, found)
+    _mark(tree, found)
+    return tree
+
+
+def _read(trace: Trace, numbers: dict[Key, int], number: int, found: Divergence) -> DraftTree:
+    case, selected, tokens = trace.header.case, trace.integers(number, "selected"), trace.integers(number, "tokens")
+    expanded = trace.integers(number, "expanded")
+    consumed: list[int] = []
+    for step in range(1, case.num_steps):
+        decode = numbers.get(Key(found.request, found.round, "draft.decode", step))
+        consumed += [] if decode is None else trace.integers(decode, "input_ids")
+    token = dict(zip(expanded, consumed, strict=False)) | dict(zip(selected, tokens[1:], strict=False)) | {ROOT: tokens[0]}
+    node = {ROOT: 0} | {candidate: number for number, candidate in enumerate(selected, 1)}
+    verify = numbers.get(Key(found.request, found.round, "verify"))
+    accepted = [] if verify is None else trace.integers(verify, "accept_index")
+    return DraftTree(case.topk, trace.header.records[number].numbers["seq_len"], node, token, expanded, accepted)
+
+
+def _mark(tree: DraftTree, found: Divergence) -> None:
+    """What the words of the divergence name: nodes, candidates, branches of a draft decode step, children of a branch."""
+    candidate = {node: candidate for candidate, node in tree.node.items()}
+
+    def mark(which: int | None, text: str) -> None:
+        if which is not None and text not in tree.marks.setdefault(which, []):
+            tree.marks[which].append(text)
+
+    expanded, accepted = dict(enumerate(tree.expanded)), dict(enumerate(tree.accepted))
+    for text, said in (("expected", found.expected), ("actual", found.actual)):
+        if name := re.fullmatch(r"candidate (-?\d+)", said):
+            mark(int(name[1]), text)
+        if found.index.startswith("accepted node") and said.isdigit():
+            mark(candidate.get(int(said)), text)
+    if which := re.match(r"child (\d+) of (?:branch (\d+) of draft decode step (\d+)|the root)", found.index):
+        proposer = 0 if which[2] is None else 1 + (int(which[3]) - 1) * tree.topk + int(which[2])
+        mark(proposer * tree.topk + int(which[1]), "here")
+    elif branch := re.search(r"branch (\d+)", found.index):
+        mark(expanded.get((max(found.step, 1) - 1) * tree.topk + int(branch[1])), "here")
+    elif token := re.match(r"token of candidate (\d+)", found.index):
+        mark(int(token[1]), "here")
+    elif place := re.match(r"(?:committed token|(?:token committed after|state of) accepted node) (\d+)", found.index):
+        mark(candidate.get(accepted.get(int(place[1]), -1)), "here")
+    elif (row := re.match(r"row (\d+)", found.index)) and found.rule.startswith("commit."):
+        mark(candidate.get(accepted.get(int(row[1]) - tree.committed, -1)), "here")
+    elif (node := re.search(r"node (\d+)", found.index)) and not found.index.startswith("accepted"):
+        mark(candidate.get(int(node[1])), "here")

@@ -7,14 +7,13 @@ import numpy as np
 
 from eagletwin.harness.core.records import Key
 from eagletwin.harness.judge.bounds import FLOAT32, bounds_of
-from eagletwin.harness.judge.closer import Closer
 from eagletwin.harness.judge.compare import Exhibit
 from eagletwin.harness.judge.model import model_of
-from eagletwin.harness.judge.owners import Owners, slot_owners, tables_at
+from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, slot_owners, tables_at
 from eagletwin.harness.judge.trees import parents_of
 from eagletwin.reference.tree import ancestor_mask
 
-from .model import Table, TableCell, TableRow
+from .render import Table, TableCell, TableRow
 
 _AROUND = 5  # neighbours on each side of what is wrong
 _MOST = 60  # rows of a table
@@ -23,23 +22,23 @@ _MOST_NODES = 64  # of a mask that is shown whole
 _RANKED = 6  # of the best logits
 
 
-def tables_of(closer: Closer, owners: Owners | None) -> tuple[Table, ...]:
+def tables_of(context: DivergenceContext, owners: Provenance | None) -> tuple[Table, ...]:
     """Tables around the first divergence; none where it has no numbers but those that it names."""
-    exhibit, first = closer.exhibit, closer.divergences[0]
+    exhibit, first = context.exhibit, context.divergences[0]
     if exhibit is None:
         return ()
     whose = owners.by_row if owners is not None else {}
     if first.rule == "tree.mask":
-        masks = _mask(closer)
+        masks = _mask(context)
         if masks is not None:
             return (masks, _integers(exhibit, whose, {}))
     if exhibit.logits is not None:
         return (_integers(exhibit, whose, {}), _choice(exhibit))
     if isinstance(exhibit.actual, list):
         if first.rule == "draft.slots":
-            return (_integers(exhibit, whose, slot_owners(closer)), *_slots(closer, exhibit))
+            return (_integers(exhibit, whose, slot_owners(context)), *_slots(context, exhibit))
         return (_integers(exhibit, whose, {}),)
-    return (_rows(closer, exhibit, whose), _elements(exhibit))
+    return (_rows(context, exhibit, whose), _elements(exhibit))
 
 
 def _shown(wrong: Sequence[int], count: int) -> list[int]:
@@ -100,11 +99,11 @@ def _choice(exhibit: Exhibit) -> Table:
     )
 
 
-def _rows(closer: Closer, exhibit: Exhibit, whose: dict[int, str]) -> Table:
+def _rows(context: DivergenceContext, exhibit: Exhibit, whose: dict[int, str]) -> Table:
     """Rows of floats by their largest error, as a share of the bound."""
     assert not isinstance(exhibit.actual, list)
     assert not isinstance(exhibit.expected, list)
-    header = closer.trace.header
+    header = context.trace.header
     bounds = bounds_of(header.engine.dtype, header.case.model) if model_of(header).numbers else FLOAT32
     at, wrong, parts = _shown(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}, exhibit.parts
     expected, actual = exhibit.expected[at], exhibit.actual[at].astype(np.float64)
@@ -167,9 +166,9 @@ def _element(exhibit: Exhibit, element: int) -> str:
     return f"{'keys' if part < layers else 'values'}{layer}, element {inside}"
 
 
-def _slots(closer: Closer, exhibit: Exhibit) -> tuple[Table, ...]:
+def _slots(context: DivergenceContext, exhibit: Exhibit) -> tuple[Table, ...]:
     """The requests' rows of req_to_token around the columns that differ, as they were when the first number went wrong."""
-    tables = tables_at(closer)
+    tables = tables_at(context)
     columns = [int(found[1]) for n in exhibit.wrong[:_MOST] if (found := re.search(r"column (\d+)", exhibit.name(n)))]
     most = max((len(table) for table in tables.values()), default=0)
     if not columns or not most:
@@ -191,13 +190,13 @@ def _slots(closer: Closer, exhibit: Exhibit) -> tuple[Table, ...]:
     )
 
 
-def _mask(closer: Closer) -> Table | None:
+def _mask(context: DivergenceContext) -> Table | None:
     """Who sees whom in the whole tree; None where the trace has no mask of this shape."""
-    found, trace = closer.divergences[0], closer.trace
+    found, trace = context.divergences[0], context.trace
     numbers = {record.key: n for n, record in enumerate(trace.header.records) if "mask" in record.tensors}
     number = numbers.get(Key(found.request, found.round, "draft"))
-    story = closer.stories.get(found.request)
-    parents = parents_of(trace.header.case, story.rounds[found.round]) if story is not None else None
+    replay = context.replays.get(found.request)
+    parents = parents_of(trace.header.case, replay.rounds[found.round]) if replay is not None else None
     if number is None or parents is None or len(parents) > _MOST_NODES:
         return None
     exact, mask = ancestor_mask(parents).tolist(), trace.array(number, "mask").tolist()

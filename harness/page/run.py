@@ -5,18 +5,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.signature import place_of
+from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
-from eagletwin.harness.judge.closer import Closer, look_closer
 from eagletwin.harness.judge.model import model_of
-from eagletwin.harness.judge.owners import Owners, owners_of
+from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
 
-from .model import Fields, Page, PageSection, Table, TableCell, TableRow
 from .numbers import tables_of
-from .render import NAME, write_page
+from .render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
 from .timeline import timeline_of
 from .trees import trees_of
 
@@ -73,13 +71,13 @@ def run_page(
     trace: Trace, verdict: Verdict, *, argument: str, again: Sequence[str] = (), known: str = "", files: Sequence[str] = ()
 ) -> Page:
     """The page. known: the bug of the ledger that it may be; files: names of the run folder's files."""
-    header, closer = trace.header, look_closer(trace, verdict)
-    owners = owners_of(closer) if closer is not None else None
-    if closer is not None and closer.failure:
-        closer = None
+    header, context = trace.header, rejudge_with_context(trace, verdict)
+    owners = provenance_of(context) if context is not None else None
+    if context is not None and context.failure:
+        context = None
     model = model_of(header, "shifted" if verdict.view == "shifted" else DECLARED_VIEW)
     found, layers = verdict.first, model.mtp_layers > 0
-    divergences = closer.divergences if closer is not None else (found,) if found is not None else ()
+    divergences = context.divergences if context is not None else (found,) if found is not None else ()
     rule = rules_of(layers, not model.ahead)[found.rule] if found is not None else None
     return Page(
         title=header.case.name,
@@ -91,10 +89,10 @@ def run_page(
         why=found.why if found is not None else "",
         reason=verdict.reason or verdict.not_seen,
         timeline=timeline_of([trace.judged_of(found.rank if found is not None else None)], divergences),
-        trees=trees_of(closer) if closer is not None else (),
+        trees=trees_of(context) if context is not None else (),
         tree_note=TREE_NOTE,
-        tables=tables_of(closer, owners) if closer is not None else (),
-        sections=tuple(_sections(header, verdict, closer, layers)),
+        tables=tables_of(context, owners) if context is not None else (),
+        sections=tuple(_sections(header, verdict, context, layers)),
         argument=argument,
         again=tuple(again),
         files=tuple(files),
@@ -109,7 +107,7 @@ def _headline(header: Header, verdict: Verdict, layers: bool) -> str:
     return verdict.rule or "cannot tell"
 
 
-def _fields(found: Divergence, owners: Owners | None, known: str) -> Fields:
+def _fields(found: Divergence, owners: Provenance | None, known: str) -> Fields:
     fields = [("scheduler iteration", str(found.iteration)), ("index", found.index)]
     fields += [("expected", found.expected), ("actual", found.actual)]
     if owners is not None and owners.text:
@@ -150,9 +148,9 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "the run", f"{ending.kind}: {ending.detail}"
 
 
-def _sections(header: Header, verdict: Verdict, closer: Closer | None, layers: bool) -> Iterator[PageSection]:
-    if closer is not None and len(closer.divergences) > 1:
-        yield _later(header, closer.divergences, layers)
+def _sections(header: Header, verdict: Verdict, context: DivergenceContext | None, layers: bool) -> Iterator[PageSection]:
+    if context is not None and len(context.divergences) > 1:
+        yield _later(header, context.divergences, layers)
     rows = [
         TableRow((TableCell(rule), TableCell(str(number)), TableCell(str(verdict.unseen.get(rule, "")))))
         for rule, number in sorted(verdict.checked.items())

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from eagletwin.harness.core.records import Key
 from eagletwin.harness.core.verdict import Divergence
-from eagletwin.harness.judge.closer import Closer
 from eagletwin.harness.judge.compare import Exhibit
-from eagletwin.harness.judge.draft_tree import ROOT, DraftTree, tree_of
+from eagletwin.harness.judge.provenance import DivergenceContext
+from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
-from .model import Node, TreePicture
+from .render import Node, TreePicture
 
 _ACROSS, _DOWN, _EDGE = 74, 78, 44  # pixels between nodes, and to the border
 _MOST_NODES = 120  # that are drawn
@@ -30,19 +30,19 @@ class _Side:
     wrong: set[int] = field(default_factory=set)
 
 
-def trees_of(closer: Closer) -> tuple[TreePicture, ...]:
+def trees_of(context: DivergenceContext) -> tuple[TreePicture, ...]:
     """The tree that must be and the one that was; none where the divergence is about no round."""
-    found = closer.divergences[0]
-    actual = tree_of(closer.trace, found) or _chain(closer, found)
+    found = context.divergences[0]
+    actual = tree_of(context.trace, found) or _chain(context, found)
     if actual is None:
         return ()
     expected = DraftTree(
         actual.topk, actual.committed, {**actual.node}, {**actual.token}, [*actual.expanded], [*actual.accepted]
     )
     sides = _Side(expected), _Side(actual)
-    _choices(closer, found, sides)
-    if closer.exhibit is not None:
-        _annotate(found, closer.exhibit, sides)
+    _choices(context, found, sides)
+    if context.exhibit is not None:
+        _annotate(found, context.exhibit, sides)
     for candidate in actual.marks:
         if not any(side.wrong for side in sides):
             sides[1].wrong.add(candidate)
@@ -56,9 +56,9 @@ def _short(text: str) -> str:
     return text if len(text) <= 10 else ""
 
 
-def _chain(closer: Closer, found: Divergence) -> DraftTree | None:
+def _chain(context: DivergenceContext, found: Divergence) -> DraftTree | None:
     """The drafts of a round with topk = 1: candidate n is d[n + 1] and node n + 1."""
-    trace = closer.trace
+    trace = context.trace
     if trace.header.case.topk > 1 or found.stage not in _OF_A_ROUND or not found.request:
         return None
     numbers = {record.key: number for number, record in enumerate(trace.header.records)}
@@ -81,19 +81,19 @@ def _chain(closer: Closer, found: Divergence) -> DraftTree | None:
     return tree
 
 
-def _choices(closer: Closer, found: Divergence, sides: tuple[_Side, _Side]) -> None:
+def _choices(context: DivergenceContext, found: Divergence, sides: tuple[_Side, _Side]) -> None:
     """What the reference chooses otherwise: a frontier, the final selection, the token of a candidate."""
     expected, actual = sides
-    story = closer.stories.get(found.request)
+    replay = context.replays.get(found.request)
     if found.rule == "draft.proposal":
         for candidate in actual.tree.marks:
             if found.expected.isdigit():
                 expected.tree.token[candidate] = int(found.expected)
                 expected.wrong.add(candidate)
                 actual.wrong.add(candidate)
-    if story is None or found.round >= len(story.choices) or found.rule not in ("tree.parents", "tree.tokens"):
+    if replay is None or found.round >= len(replay.choices) or found.rule not in ("tree.parents", "tree.tokens"):
         return
-    choices = story.choices[found.round]
+    choices = replay.choices[found.round]
     if found.rule == "tree.tokens" and choices.selected is not None and choices.selected.wrong:
         should, did = {*choices.selected.expected}, {*choices.selected.actual}
         expected.tree.node = {ROOT: 0} | {candidate: n for n, candidate in enumerate(sorted(should), 1)}

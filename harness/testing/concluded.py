@@ -4,12 +4,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.check.annotations import error
-from eagletwin.harness.check.argument import headline
+from eagletwin.harness.check.argument import error, headline
 from eagletwin.harness.check.confirm import Outcome
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.page.render import NAME

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from eagletwin.harness.core.errors import EagletwinError, InputError
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.differs import Changes
@@ -107,17 +107,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if profile is not None:
         from hypothesis import settings
 
-        from eagletwin.cases import profiles
+        from eagletwin.cases import sample_cases
 
-        profiles.register()
+        sample_cases.register()
         if profile == "ci":
-            profiles.draw_from_seeds_alone()
+            sample_cases.draw_from_seeds_alone()
         settings.load_profile(f"eagletwin-{profile}")
 
 
 def named_source(config: pytest.Config) -> "Source":
     """The SGLang that --eagletwin-sglang names; else the installed one. For tests that import SGLang in the process of pytest:
-    engines/here.py puts it in place."""
+    engines/inprocess.py puts it in place."""
     from eagletwin.harness.engines.source import INSTALLED
 
     return config.stash.get(_SOURCE, INSTALLED)
@@ -125,7 +125,7 @@ def named_source(config: pytest.Config) -> "Source":
 
 def pytest_report_header(config: pytest.Config) -> str:
     from eagletwin import __version__
-    from eagletwin.harness.engines.here import init_file
+    from eagletwin.harness.engines.inprocess import init_file
 
     source = named_source(config)
     device, kernels = config.getoption("--eagletwin-device"), config.getoption("--eagletwin-kernels")
@@ -295,7 +295,7 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     if not markers:
         return {"name": name}
     from eagletwin.cases.ledger import patches_of
-    from eagletwin.harness.core.rule_names import rules_off
+    from eagletwin.harness.core.rules import rules_off
 
     options = markers[0].kwargs  # the closest
     try:
@@ -349,7 +349,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         from hypothesis import HealthCheck, settings
 
-        from eagletwin.cases.profiles import unexplained
+        from eagletwin.cases.sample_cases import unexplained
 
         drawn = _settings(item)
         if drawn is None:

@@ -22,7 +22,7 @@ from eagletwin.harness.check.workarounds import needed_in
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.differs import Changes, add_changes
 from eagletwin.harness.core.errors import EagletwinError, InputError
-from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Kernels, RunSpec

@@ -13,7 +13,7 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.acceptance import against
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.exits import guarded
-from eagletwin.harness.core.weighed import Untold
+from eagletwin.harness.core.recording import Untold
 from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import HttpServer
 from eagletwin.harness.families.store import checkpoints

@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.deserved.borrowed import why_untold
-from eagletwin.harness.deserved.conditions import Seen
-from eagletwin.harness.deserved.cuts import possible_cuts
-from eagletwin.harness.deserved.sending import Sent, Way
-from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.conditions import Seen, why_untold
+from eagletwin.harness.deserved.rounds import possible_cuts
+from eagletwin.harness.deserved.server import Answer, Sent, Way
 
 from .started import STARTED
 

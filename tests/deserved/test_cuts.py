@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.deserved.cuts import possible_cuts
+from eagletwin.harness.deserved.rounds import possible_cuts
 
 
 @pytest.mark.parametrize(

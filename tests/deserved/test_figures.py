@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eagletwin.harness.deserved.figures import Text, figures
 from eagletwin.harness.deserved.follow import Followed
+from eagletwin.harness.deserved.statistics import Text, figures
 
 
 def text(*accepted: int, begin: int = 1, steps: int = 2) -> Text:

@@ -11,18 +11,26 @@ from safetensors.torch import save_file
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.checkpoint import Checkpoint
 from eagletwin.harness.deserved.draft import DraftModel, Shared, draft_of_recipe, read_draft
-from eagletwin.harness.deserved.follow import EITHER, NO, YES, Followed, Shape, agreement, follow_chains
-from eagletwin.harness.deserved.last_fed import follow_last_fed
-from eagletwin.harness.deserved.trees import follow_trees
-from eagletwin.harness.deserved.walk import walk
+from eagletwin.harness.deserved.follow import (
+    EITHER,
+    NO,
+    YES,
+    Followed,
+    Shape,
+    agreement,
+    follow_chains,
+    follow_last_fed,
+    follow_trees,
+)
+from eagletwin.harness.deserved.rounds import walk
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import DraftRows, behind
 from eagletwin.reference.growth import View, draft_tree, select
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend, draft_extends
-from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import tree_parents
 
 TIE = 2e-4

@@ -13,16 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eagletwin.harness.deserved.compare import compare
 from eagletwin.harness.deserved.conditions import Seen
 from eagletwin.harness.deserved.draft import States
-from eagletwin.harness.deserved.explain import better_read_as, explained_by
-from eagletwin.harness.deserved.figures import Text
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.misconfigured import LEAST_TEXTS, is_clearly_more, mistakes
+from eagletwin.harness.deserved.misconfiguration import LEAST_TEXTS, better_read_as, explained_by, is_clearly_more, mistakes
 from eagletwin.harness.deserved.pair import Pair, load_pair
-from eagletwin.harness.deserved.sending import Sent
-from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.rounds import compare
+from eagletwin.harness.deserved.server import Answer, Sent
+from eagletwin.harness.deserved.statistics import Text
 from eagletwin.harness.deserved.target import Read
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints

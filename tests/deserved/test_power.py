@@ -8,12 +8,11 @@ import pytest
 
 from eagletwin.cases.losses import Losing
 from eagletwin.harness.commands.acceptance.power import hidden_bugs, power_remarks, power_rows
-from eagletwin.harness.deserved.compare import Compared, compare
-from eagletwin.harness.deserved.cuts import ONCE
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
-from eagletwin.harness.deserved.power import Power, power_of
+from eagletwin.harness.deserved.rounds import ONCE, Compared, compare
 from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.statistics import Power, power_of
 from eagletwin.harness.families.store import checkpoints
 
 from .fake_server import MODEL, STEPS, text_of

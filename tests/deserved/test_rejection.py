@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits

@@ -10,10 +10,10 @@ import torch
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import DraftRows, behind
 from eagletwin.reference.growth import draft_tree, select
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
-from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import depths, tree_parents, walk_greedy
 
 _UNKNOWN = -2  # behind the end of the text; no draft is it

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from eagletwin.harness.core.versions import installed
-from eagletwin.harness.engines.patched_tree import link_tree
-from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.core.environment import installed
+from eagletwin.harness.engines.source import INSTALLED, link_tree
 
 
 def plant(root: Path, *edits: tuple[str, str, str]) -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Finish
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host

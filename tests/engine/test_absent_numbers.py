@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.answers import COUNTS, UNSAID
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Event, Tier
+from eagletwin.harness.core.records import COUNTS, UNSAID
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge

@@ -8,24 +8,21 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.deserved.borrowed import why_untold
-from eagletwin.harness.deserved.compare import Compared, compare
-from eagletwin.harness.deserved.conditions import Seen
-from eagletwin.harness.deserved.cuts import possible_cuts
+from eagletwin.harness.deserved.conditions import Seen, why_untold
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.recorded import weigh
-from eagletwin.harness.deserved.sending import Sent
-from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.rounds import Compared, compare, possible_cuts
+from eagletwin.harness.deserved.server import Answer, Sent
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.story import stories
+from eagletwin.harness.judge.replay import replay_requests
 
 from ..deserved.started import STARTED
 from .recorded import integers_of
@@ -63,14 +60,14 @@ def answers(trace: Trace) -> list[Answer]:
     return [
         Answer(
             prompt=prompts[name],
-            tokens=tuple(story.tokens)[len(prompts[name]) :],
-            rounds=len(story.rounds),
-            starts=tuple(round.committed for round in story.rounds),
+            tokens=tuple(replay.tokens)[len(prompts[name]) :],
+            rounds=len(replay.rounds),
+            starts=tuple(round.committed for round in replay.rounds),
             accepted=None,
             cached=len(prompts[name]) - 1 if name.startswith("turn") else 0,  # at most
             finish="length",
         )
-        for name, story in stories(trace, "slot_layout").items()
+        for name, replay in replay_requests(trace, "slot_layout").items()
     ]
 
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import NODES_OF, STEPS_OF
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.engines.sglang.eras import adaptive
+from eagletwin.harness.engines.sglang.compat import adaptive
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import _round
 

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Event, Request
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.records import Finish
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Bias, Case, Processor, Request, Sampling
 from eagletwin.harness.core.patch import Edit
 

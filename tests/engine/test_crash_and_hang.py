@@ -75,7 +75,7 @@ def test_a_result_that_the_taps_cannot_read_is_no_crash_of_the_worker(run: Runne
     trace, verdict = run(busy_case, renamed)
     assert (verdict.status, verdict.rule, trace.header.ending.kind) == ("unknown", "", "unseen")
     assert "eagletwin itself failed: AttributeError" in verdict.reason
-    assert "(accepted.py:" in verdict.reason
+    assert "(verify.py:" in verdict.reason
 
 
 def test_arguments_that_the_worker_does_not_take_are_its_own_crash(run: Runner, busy_case: Case) -> None:

@@ -5,17 +5,17 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.judge.closer import look_closer
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.provenance import rejudge_with_context
+from eagletwin.harness.judge.replay import replay_requests
 from eagletwin.harness.judge.sessions import as_asked
-from eagletwin.harness.judge.story import stories
 from eagletwin.harness.page.numbers import tables_of
 
 from .conftest import Runner
@@ -73,7 +73,7 @@ def test_a_cut_that_keeps_one_token_more_is_named_where_it_was_excused(run: Runn
 def test_what_is_shown_of_a_wrong_cut_is_measured_by_its_own_bound(run: Runner) -> None:
     """Roundings of float32, and not a share of the largest logarithm."""
     trace, verdict = run(CLOSE, ONE_MORE)
-    closer = look_closer(trace, verdict)
+    closer = rejudge_with_context(trace, verdict)
     assert closer is not None
     logits, chances = tables_of(closer, None)[0].rows
     assert logits.cells[1].text.endswith("times the bound")
@@ -185,13 +185,13 @@ def test_a_bias_of_a_forbidden_token_widens_no_bound_of_two_traces(forbidden: Tr
     gone = int(logits[0].isneginf().nonzero()[0])
     biased = replace(GRAMMAR.requests[0], logit_bias=(*GRAMMAR.requests[0].logit_bias, Bias(token=gone, value=-100.0)))
     header = replace(forbidden.header, case=replace(GRAMMAR, requests=(biased, *GRAMMAR.requests[1:])))
-    story = stories(as_asked(forbidden), "slot_layout")["a"]
-    assert story.target.plain is not None
-    round = story.rounds[forbidden.header.records[number].round]
+    replay = replay_requests(as_asked(forbidden), "slot_layout")["a"]
+    assert replay.target.plain is not None
+    round = replay.rounds[forbidden.header.records[number].round]
     off = torch.zeros_like(logits)
     finite = logits[0].isfinite()
     finite[7] = False
-    largest = max(float(logits[0][finite].abs().max()), float(abs(story.target.plain[round.committed]).max()))
+    largest = max(float(logits[0][finite].abs().max()), float(abs(replay.target.plain[round.committed]).max()))
     off[0, int(finite.nonzero()[0])] = share * 1e-4 * largest
     moved = Trace(header, forbidden.tensors | {f"{number}.target_logits": logits + off})
     logits_apart = [one for one in diff(Trace(header, forbidden.tensors), moved).differences if "target_logits" in one.where]

@@ -12,13 +12,13 @@ from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.cases.grammars import grammars
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.request_options import grammars
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, SGLangSettings
 from eagletwin.harness.core.grammar import as_ebnf, word
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.sglang.grammars import words_of
-from eagletwin.harness.judge.constraints import allowed
+from eagletwin.harness.judge.request_logits import allowed
 
 from .conftest import Runner
 from .test_grammars import CHAIN, ENDS

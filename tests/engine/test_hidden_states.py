@@ -9,7 +9,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.bounds import FLOAT32
-from eagletwin.harness.judge.story import stories
+from eagletwin.harness.judge.replay import replay_requests
 from eagletwin.reference.llama import target_rows
 
 from .conftest import Runner
@@ -28,18 +28,18 @@ def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residua
     trace, verdict = run(case)
     assert verdict.status == "equal"
     assert trace.header.fallbacks == ()  # no kernel of this family needs Triton's interpreter
-    told, target = stories(trace, "slot_layout"), model_pair(name).reference_target()
+    told, target = replay_requests(trace, "slot_layout"), model_pair(name).reference_target()
     seen = {"draft.extend": 0, "draft.decode": 0}
     for number, record in enumerate(trace.header.records):
         if record.stage == "draft.extend":
-            story, hidden = told[record.request], trace.array(number, "hidden_in")
-            assert story.target is not None
+            replay, hidden = told[record.request], trace.array(number, "hidden_in")
+            assert replay.target is not None
             rows = slice(record.step, record.step + len(hidden))
-            assert FLOAT32.error_of(story.target.hidden[rows], hidden).max() < 1
-            other = target_rows(target, RECIPES[name].target, torch.tensor(story.tokens[:-1])).residual.numpy()
+            assert FLOAT32.error_of(replay.target.hidden[rows], hidden).max() < 1
+            other = target_rows(target, RECIPES[name].target, torch.tensor(replay.tokens[:-1])).residual.numpy()
             if RECIPES[name].target_hidden != "post_norm":  # the residual stream, but one layer later
                 size = RECIPES[name].target.hidden_size
-                other = np.concatenate([story.target.hidden[:, size:], other], -1)
+                other = np.concatenate([replay.target.hidden[:, size:], other], -1)
             assert FLOAT32.error_of(other[rows], hidden).min() > 100
             seen[record.stage] += 1
         if record.stage == "draft.decode" and record.step == 2:

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.gpu.missing_waits import HIDDEN, WAITS
 from eagletwin.harness.commands.gpu.races import TOLD, race, raced, told
-from eagletwin.harness.core.jitter import Jitter, Jittered
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.records import Ending, Jitter, Jittered
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.jitter import Pauses, streams_of

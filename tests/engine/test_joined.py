@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
 from eagletwin.harness.core.mode import CPU
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import Zygote
@@ -62,7 +62,7 @@ def test_what_its_engines_write_is_apart_from_what_others_have_written(host: Hos
 def test_one_that_was_joined_and_ended_is_seen_to_have_ended() -> None:
     ours, theirs = socket.socketpair()
     with Zygote.joined(ours.detach(), INSTALLED, CPU) as zygote, Host(zygote) as host:
-        wire.send(theirs, wire.Ready("any"))
+        protocol.send(theirs, protocol.Ready("any"))
         assert host.connection() is zygote.connection
         assert not zygote.ended
         theirs.close()

@@ -17,13 +17,13 @@ MODULE: Any = importlib.import_module("eagletwin.harness.judge.judge")
 def test_it_computes_in_one_thread_and_leaves_the_number_of_threads_as_it_was(
     busy_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, stories = [], MODULE.stories
+    seen, replays = [], MODULE.replay_requests
 
     def counted(*arguments: Any) -> Any:
         seen.append(torch.get_num_threads())
-        return stories(*arguments)
+        return replays(*arguments)
 
-    monkeypatch.setattr(MODULE, "stories", counted)
+    monkeypatch.setattr(MODULE, "replay_requests", counted)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -37,20 +37,20 @@ def test_it_computes_in_one_thread_and_leaves_the_number_of_threads_as_it_was(
 def test_two_that_judge_at_once_leave_the_number_of_threads_as_it_was(
     busy_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stories, both, first_is_done, numbers = MODULE.stories, threading.Barrier(2, timeout=60), threading.Event(), []
+    replays, both, first_is_done, numbers = MODULE.replay_requests, threading.Barrier(2, timeout=60), threading.Event(), []
 
     def together(*arguments: Any) -> Any:
         both.wait()
         if threading.current_thread().name == "second":
             first_is_done.wait(60)
-        return stories(*arguments)
+        return replays(*arguments)
 
     def judged() -> None:
         judge(busy_trace)
         numbers.append(torch.get_num_threads())
         first_is_done.set()
 
-    monkeypatch.setattr(MODULE, "stories", together)
+    monkeypatch.setattr(MODULE, "replay_requests", together)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import torch
 
-from eagletwin.harness.core.answers import COUNTS, UNSAID
+from eagletwin.harness.core.records import COUNTS, UNSAID
 from eagletwin.harness.core.trace import INNER, SCHEMA, Trace
 from eagletwin.harness.core.verdict import RULES
-from eagletwin.harness.judge import compare, story
+from eagletwin.harness.judge import compare, replay
 from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, changed, first, flip, last_of, lengthen, nan, nudge, of_keys, of_values, shorten, without
@@ -289,7 +289,7 @@ def test_a_verdict_does_not_depend_on_how_much_is_looked_at_together(
         tensors[f"{number}.{fault}"] = change(busy_trace.tensor(number, fault))
     together = judge(Trace(busy_trace.header, tensors))
     monkeypatch.setattr(compare, "_WAITING", 0)
-    monkeypatch.setattr(story, "_TOGETHER", 0)
+    monkeypatch.setattr(replay, "_TOGETHER", 0)
     alone = judge(Trace(busy_trace.header, tensors))
     assert together.status == ("diverged" if changed else "equal")
     assert alone.headroom == pytest.approx(together.headroom, rel=1e-6)

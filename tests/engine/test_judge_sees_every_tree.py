@@ -9,9 +9,9 @@ from torch import Tensor
 
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.core.verdict import RULES
-from eagletwin.harness.judge import compare, story
+from eagletwin.harness.judge import compare, replay
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.story import Story, stories
+from eagletwin.harness.judge.replay import RequestReplay, replay_requests
 
 from .changes import (
     Change,
@@ -218,8 +218,8 @@ def number_of(trace: Trace, request: str, round: int, stage: str, step: int = 0)
     return keys.index((request, round, stage, step))
 
 
-def story_of(trace: Trace) -> Story:
-    return stories(trace, "slot_layout")["a"]
+def story_of(trace: Trace) -> RequestReplay:
+    return replay_requests(trace, "slot_layout")["a"]
 
 
 def frontier(trace: Trace, round: int, step: int, candidates: list[int]) -> Trace:
@@ -310,8 +310,8 @@ def test_a_verdict_does_not_depend_on_how_much_is_looked_at_together(
         tensors[f"{number}.{fault}"] = change(tree_trace.tensor(number, fault))
     together = judge(changed(tree_trace, tensors))
     monkeypatch.setattr(compare, "_WAITING", 0)
-    monkeypatch.setattr(story, "_TOGETHER", 0)
-    monkeypatch.setattr(story, "_SCRATCH_TOGETHER", 1)
+    monkeypatch.setattr(replay, "_TOGETHER", 0)
+    monkeypatch.setattr(replay, "_SCRATCH_TOGETHER", 1)
     alone = judge(changed(tree_trace, tensors))
     assert together.status == ("diverged" if tensors else "equal")
     assert alone.headroom == pytest.approx(together.headroom, rel=1e-6)

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.base import base_of
-from eagletwin.harness.check.known import Explained, Mends
-from eagletwin.harness.check.newest import as_newest
+from eagletwin.harness.check.known import Explained, Mends, as_newest
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -228,7 +227,7 @@ def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: py
         judged.append(trace)
         return judge(trace, *how)
 
-    monkeypatch.setattr("eagletwin.harness.check.judge_run.judge", judge_and_count)
+    monkeypatch.setattr("eagletwin.harness.check.trials.judge", judge_and_count)
     trials = Mends(host, DEFAULT_RUN).trials()
     seen, alone = trials.look(CASE), trials.look_alone(CASE)
     assert len(judged) == 1

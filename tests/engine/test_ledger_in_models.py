@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.carried import Says
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.reach import Says
 from eagletwin.harness.commands.gpu.in_model import read
 from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies

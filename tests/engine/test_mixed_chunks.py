@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Finish
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host

@@ -4,25 +4,23 @@ import pytest
 import torch
 
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
-from eagletwin.harness.core.records import Key
+from eagletwin.harness.core.records import KEY_POISON, VALUE_POISON, Key
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.judge import closer
-from eagletwin.harness.judge.closer import look_closer
+from eagletwin.harness.judge import provenance
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.owners import NOBODYS, Owners, whose
+from eagletwin.harness.judge.provenance import NOBODYS, Provenance, find_provenance, rejudge_with_context
 from eagletwin.harness.page.run import run_page
 
 from .changes import last_of, nudge
 
 
-def planted(trace: Trace, number: int, tensor: str, value: torch.Tensor) -> tuple[Trace, Owners]:
+def planted(trace: Trace, number: int, tensor: str, value: torch.Tensor) -> tuple[Trace, Provenance]:
     """The trace with another tensor in a record, and whose the first wrong number is."""
     changed = Trace(trace.header, {**trace.tensors, f"{number}.{tensor}": value})
     verdict = judge(changed)
     assert verdict.first is not None, verdict
     assert verdict.first.request == trace.header.records[number].request
-    owners = whose(changed, verdict)
+    owners = find_provenance(changed, verdict)
     assert owners is not None
     said = "it is" if owners.sure else "may be"
     text = " ".join(argue(trace.header, verdict, trace=changed).split())
@@ -153,9 +151,9 @@ def test_a_closer_look_at_a_verdict_of_another_trace_says_nothing(busy_trace: Tr
     number = last_of(busy_trace, stage, tensor)
     wrong = Trace(busy_trace.header, {**busy_trace.tensors, f"{number}.{tensor}": busy_trace.tensor(number, tensor) + 1})
     verdict = judge(wrong)
-    assert look_closer(wrong, verdict) is not None
-    assert look_closer(busy_trace, verdict) is None
-    assert look_closer(busy_trace, judge(busy_trace)) is None
+    assert rejudge_with_context(wrong, verdict) is not None
+    assert rejudge_with_context(busy_trace, verdict) is None
+    assert rejudge_with_context(busy_trace, judge(busy_trace)) is None
 
 
 def test_a_closer_look_that_fails_is_named_where_the_owner_would_stand(
@@ -168,7 +166,7 @@ def test_a_closer_look_that_fails_is_named_where_the_owner_would_stand(
     def fails(*_: object) -> None:
         raise IndexError("row 12")
 
-    monkeypatch.setattr(closer, "compared", fails)
+    monkeypatch.setattr(provenance, "compared", fails)
     said = "unknown: the judge failed when it looked at the trace again: IndexError: row 12"
     assert said in " ".join(argue(wrong.header, verdict, trace=wrong).split())
     assert ("whose the actual one is", said) in run_page(wrong, verdict, argument="").fields

@@ -8,8 +8,7 @@ import pytest
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.page.model import Page
-from eagletwin.harness.page.render import html_of
+from eagletwin.harness.page.render import Page, html_of
 from eagletwin.harness.page.run import run_page
 
 from .changes import Change, last_of

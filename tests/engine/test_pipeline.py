@@ -20,9 +20,9 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.families.pipelines import not_in_stages
-from eagletwin.harness.judge.draft_tree import tree_of
+from eagletwin.harness.families.modes import not_in_stages
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page
 
 from .changes import last_of

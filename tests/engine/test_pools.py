@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
+from eagletwin.harness.core.records import KEY_POISON, VALUE_POISON
 from eagletwin.harness.engines.sglang.taps.pools import Allocation, Pool
 
 

@@ -16,7 +16,7 @@ from eagletwin.cases.ledger import LEDGER, patches_of
 from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.weighing import weighing
+from eagletwin.harness.commands.recorded_page import weighing
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import Mode

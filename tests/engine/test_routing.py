@@ -15,8 +15,8 @@ from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge import judge as judge_module
 from eagletwin.harness.judge.bounds import FLOAT32
+from eagletwin.harness.judge.experts import Nudge, nudges
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.routing import Nudge, nudges
 from eagletwin.reference.experts import route
 from eagletwin.reference.llama import target_rows
 

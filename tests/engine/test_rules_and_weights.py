@@ -12,9 +12,9 @@ from eagletwin.harness.core.case import Case, EngineSettings, Logprobs
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.judge import story
+from eagletwin.harness.judge import replay
 from eagletwin.harness.judge.judge import judge
-from eagletwin.reference.delta import Kept
+from eagletwin.reference.state_layers import Kept
 
 FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
 
@@ -22,7 +22,7 @@ FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
 @pytest.fixture
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference computes as with weights of its own: hidden states, logits, rows and drafts are others."""
-    right = story.target_rows
+    right = replay.target_rows
 
     def kept(part: Kept) -> Kept:
         return Kept(1.1 * part.state, 1.1 * part.window)
@@ -38,7 +38,7 @@ def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
             kept=tuple(map(kept, rows.kept)),
         )
 
-    monkeypatch.setattr(story, "target_rows", wrong)
+    monkeypatch.setattr(replay, "target_rows", wrong)
 
 
 def diverged(trace: Trace) -> set[str]:

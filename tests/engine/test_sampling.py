@@ -4,7 +4,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace

@@ -20,10 +20,10 @@ from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.engines.protocol import Serve
 from eagletwin.harness.engines.servers import Server, Servers
-from eagletwin.harness.engines.wire import Serve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair

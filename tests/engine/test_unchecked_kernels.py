@@ -33,7 +33,7 @@ UNKNOWN_KERNEL = Patch(
             replacement=(
                 "entry = _cache.get(fn)\n"
                 "if fn.__name__ == '_fwd_kernel':\n"
-                "    from eagletwin.harness.engines.triton_cpu.errors import Unsupported\n"
+                "    from eagletwin.harness.engines.triton_cpu.state import Unsupported\n"
                 "    raise Unsupported('a construct of tomorrow')"
             ),
         ),

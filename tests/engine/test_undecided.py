@@ -31,7 +31,7 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
         reason = f"{ran} of 30 choices are ties"
         return verdict if ran % every else msgspec.structs.replace(verdict, status="unknown", undecided=True, reason=reason)
 
-    monkeypatch.setattr("eagletwin.harness.check.judge_run.judge", sometimes)
+    monkeypatch.setattr("eagletwin.harness.check.trials.judge", sometimes)
     plan = Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz", asked=GREEDY)
     looking = Fuzz(Trials(host), tmp_path, plan)
     found = list(looking.search())

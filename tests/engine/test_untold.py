@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Event, Sampling
-from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.recording import RecordedServer, Weighed
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.weighed import Weighed
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.recorded import weigh

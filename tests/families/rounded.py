@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.deserved.precision import Rounding
-from eagletwin.reference import eagle3, llama, mtp_head, norm
-from eagletwin.reference.rope import frequencies
+from eagletwin.reference import draft_heads, layers, llama
+from eagletwin.reference.layers import frequencies
 from eagletwin.reference.sizes import RopeScaling
 
-_norm = norm.rms_norm
+_norm = layers.rms_norm
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def bfloat16_arithmetic() -> Iterator[None]:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
     with contextlib.ExitStack() as stack:
-        for module in (llama, eagle3, mtp_head):
+        for module in (llama, draft_heads, draft_heads):
             stack.enter_context(mock.patch.object(module, "rms_norm", rounded_norm))
         stack.enter_context(mock.patch.object(llama, "rotate", turn))
         stack.enter_context(mode)

@@ -15,13 +15,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eagletwin.cases.drawn import drawn
+from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import judge as judge_module
-from eagletwin.reference import clamped_experts, experts, experts_followed
+from eagletwin.reference import experts
 
 
 class Count:
@@ -31,14 +31,14 @@ class Count:
         self.rows = self.near = self.otherwise = 0
 
     def __call__(self, weights: Any, router: str, score: Tensor, own: Tensor, *groups: int) -> Tensor:
-        found = experts_followed.followed(weights, router, score, own, *groups)
-        chosen = weights.get(f"{router}{experts_followed.CHOSEN}")
+        found = experts.followed(weights, router, score, own, *groups)
+        chosen = weights.get(f"{router}{experts.CHOSEN}")
         if chosen is None:
             return found
         known = (chosen >= 0).all(-1)
         ranked = score.sort(-1, descending=True).values
         gap = ranked[:, own.shape[1] - 1] - ranked[:, own.shape[1]]
-        off = weights[f"{router}{experts_followed.WITHIN}"] * score.abs().amax(-1)
+        off = weights[f"{router}{experts.WITHIN}"] * score.abs().amax(-1)
         self.rows += int(known.sum())
         self.near += int((known & (gap <= off)).sum())
         self.otherwise += int((found.sort(-1).values != own.sort(-1).values).any(-1).sum())
@@ -57,7 +57,7 @@ def main(model: str, dtype: str, topk: int = 1, count: int = 40, seed: int = 1) 
             told[f"{verdict.status} {verdict.reason}".strip()] += 1
             headroom, ties, choices = max(headroom, verdict.headroom), ties + verdict.ties, choices + verdict.choices
             untold["equal" if not judge_module.compared(trace, frozenset(), DECLARED_VIEW)[0].divergences else "diverged"] += 1
-            with mock.patch.object(experts, "followed", counted), mock.patch.object(clamped_experts, "followed", counted):
+            with mock.patch.object(experts, "followed", counted), mock.patch.object(experts, "followed", counted):
                 judge_module.compared(trace, frozenset(), DECLARED_VIEW, "as the trace")
     print(f"{model} {dtype}: {dict(told)}; by the reference's own choices {dict(untold)}; error {headroom:.2f}")
     print(f"  choices of tokens: {choices}, ties {ties / max(1, choices):.1%}")

@@ -12,9 +12,9 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.bounds import FLOAT32
+from eagletwin.reference.draft_heads import FrozenHead
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
-from eagletwin.reference.frozen import FrozenHead
 from eagletwin.reference.llama import TargetRows, target_rows
 
 PROMPTS, NEW_TOKENS = 24, 24

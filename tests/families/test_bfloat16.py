@@ -10,8 +10,8 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import served_pair
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import FrozenHead
 from eagletwin.reference.eagle import draft_rows
-from eagletwin.reference.frozen import FrozenHead
 from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import draft_extend
 

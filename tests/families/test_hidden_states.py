@@ -9,12 +9,10 @@ import torch
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import Eagle3Head, MtpHead, PlainDraft
 from eagletwin.reference.eagle import EagleHead, draft_rows
-from eagletwin.reference.eagle3 import Eagle3Head
+from eagletwin.reference.layers import rms_norm
 from eagletwin.reference.llama import causal, target_rows
-from eagletwin.reference.mtp_head import MtpHead
-from eagletwin.reference.norm import rms_norm
-from eagletwin.reference.plain import PlainDraft
 
 NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "nemotron_h", "qwen3_5", "qwen3_next"))
 FROZEN = sorted(name for name in RECIPES if RECIPES[name].frozen)

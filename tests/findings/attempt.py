@@ -24,7 +24,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.exits import guarded
-from eagletwin.harness.core.progress import each
+from eagletwin.harness.core.terminal import each
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"

@@ -20,8 +20,8 @@ import msgspec
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import SearchOptions

@@ -13,7 +13,7 @@ from torch import Tensor
 from eagletwin.harness.commands.kernels.properties.kv_move import SLOTS, AcceptedBatch
 from eagletwin.harness.commands.kernels.release import MOVE, SPEC
 from eagletwin.harness.commands.kernels.trees import Batch, batches
-from eagletwin.reference.commit import accept_row, moved
+from eagletwin.reference.tree import accept_row, moved
 
 from .test_kernels import check, load, on_the_gpu  # noqa: F401  the fixture is for every test of a module that has it
 

@@ -18,7 +18,7 @@ from eagletwin.harness.commands.kernels.properties import commit, rotate, select
 from eagletwin.harness.commands.kernels.release import EAGLE, TOPK1, UTILS
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
 from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.engines.here import use
+from eagletwin.harness.engines.inprocess import use
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment
 from eagletwin.harness.testing.plugin import named_source

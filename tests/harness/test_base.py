@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from eagletwin.harness.check import base
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
-from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.source import INSTALLED, Source, at_hand
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from eagletwin.cases.asked import IN_STEP
 from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
-from eagletwin.cases.drawn import shrink
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.request_options import IN_STEP
+from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.check.known import may_show
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -20,9 +20,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.modes import not_driven
-from eagletwin.harness.families.pipelines import not_in_stages
-from eagletwin.harness.families.ranks import not_on_ranks
+from eagletwin.harness.families.modes import not_driven, not_in_stages, not_on_ranks
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.windows import ENDING
 

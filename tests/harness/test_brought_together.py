@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from eagletwin.cases.blocks import block_of
-from eagletwin.cases.grammars import grammars
+from eagletwin.cases.request_options import grammars
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case, Grammar
 from eagletwin.harness.core.grammar import writes

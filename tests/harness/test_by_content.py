@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.folders import cache_folder
-from eagletwin.harness.engines.sglang import by_content
-from eagletwin.harness.engines.sglang.source_finder import SourceFinder
+from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.engines.sglang import own_loader
+from eagletwin.harness.engines.sglang.own_loader import SourceFinder
 
 NAME = "eagletwin_by_content_probe"
 
@@ -20,7 +20,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     """Import the module anew, and return what it holds."""
     monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", [SourceFinder({NAME: by_content.Loader}.get), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [SourceFinder({NAME: own_loader.Loader}.get), *sys.meta_path])
 
     def load() -> int:
         sys.modules.pop(NAME, None)

@@ -5,8 +5,7 @@ import ast
 import pytest
 
 from eagletwin.harness.core.differs import Point
-from eagletwin.harness.engines.changed_code import changed
-from eagletwin.harness.engines.changed_statements import add_calls
+from eagletwin.harness.engines.changed_code import add_calls, changed
 
 OLD = '''
 def f(x, seen):

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 
 TESTS = Path(__file__).parents[1]
 

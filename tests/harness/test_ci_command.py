@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.annotations import error
+from eagletwin.harness.check.argument import error
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.base import base_of_job
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of

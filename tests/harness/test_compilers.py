@@ -13,7 +13,7 @@ import pytest
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending
-from eagletwin.harness.engines import compilers, wire
+from eagletwin.harness.engines import compilers, protocol
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.engines.sglang.processes.supervise import Runner, supervise
 
@@ -53,21 +53,21 @@ def test_a_compiler_is_seen_in_its_own_session_while_it_runs(compiler: Path) -> 
         assert not compilers.compiler_runs()
 
 
-def ended(folder: Path, seconds: float) -> wire.Ran | wire.Failed:
+def ended(folder: Path, seconds: float) -> protocol.Ran | protocol.Failed:
     """What is said of a worker that takes so many seconds for a step, of which it may take one."""
     ours, theirs = socket.socketpair()
     caller, other = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        wire.receive(theirs)
+        protocol.receive(theirs)
         time.sleep(seconds)
-        wire.send(theirs, wire.Ran(Ending(kind="finished")))
+        protocol.send(theirs, protocol.Ran(Ending(kind="finished")))
         os._exit(0)
     theirs.close()
     folder.mkdir()
     standing = Runner([pid], [ours])
     with caller, other:
-        answer = supervise(standing, caller, wire.Run(CASE, str(folder), 1.0, 2.0))
+        answer = supervise(standing, caller, protocol.Run(CASE, str(folder), 1.0, 2.0))
     standing.kill()
     return answer
 
@@ -76,10 +76,10 @@ def ended(folder: Path, seconds: float) -> wire.Ran | wire.Failed:
 def test_a_worker_is_not_ended_while_a_compiler_runs_for_it(compiler: Path, tmp_path: Path) -> None:
     with compiling(compiler):
         answer = ended(tmp_path / "compiling", 3.5)  # over the limits of the step and of the case
-    assert isinstance(answer, wire.Ran)
+    assert isinstance(answer, protocol.Ran)
     assert answer.ending.kind == "finished"
     answer = ended(tmp_path / "stuck", 60)
-    assert isinstance(answer, wire.Ran)
+    assert isinstance(answer, protocol.Ran)
     assert (answer.ending.kind, answer.ending.detail) == ("hung", "no end of the step within 1 s")
 
 
@@ -90,7 +90,7 @@ def test_a_compiler_that_never_ends_keeps_no_worker_for_ever(
     monkeypatch.setattr(compilers, "MOST_SECONDS", 0.5)
     with compiling(compiler):
         answer = ended(tmp_path / "stuck", 60)
-    assert isinstance(answer, wire.Ran)
+    assert isinstance(answer, protocol.Ran)
     assert answer.ending.kind == "hung"
 
 

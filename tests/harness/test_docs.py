@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.cases.strategies import VALUES, cases
-from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
+from eagletwin.harness.check.argument import MOST_LINES, draw
 from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.rule_table import layer_rules_markdown, plain_rules_markdown, rules_json, rules_markdown
+from eagletwin.harness.core.rules import layer_rules_markdown, plain_rules_markdown, rules_json, rules_markdown
 from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import decode_case

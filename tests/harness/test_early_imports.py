@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.engines.sglang.early_imports import import_early
+from eagletwin.harness.engines.sglang.own_loader import import_early
 from eagletwin.harness.engines.sglang.processes.zygote import left_to_the_engine
 
 

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from eagletwin.harness.check.fewest import fewest
+from eagletwin.harness.check.known import fewest
 
 EIGHT = tuple("abcdefgh")
 

@@ -12,9 +12,8 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.verdict import MOST_EXCUSES, Excuse, RequestShare, View
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.compare import Compare, Findings, Phase, Place
-from eagletwin.harness.judge.excuses import excuses, of_experts
-from eagletwin.harness.judge.floor import gap, shares
-from eagletwin.harness.judge.routing import Nudge
+from eagletwin.harness.judge.experts import Nudge
+from eagletwin.harness.judge.judge import excuses, gap, of_experts, shares
 
 CASE = Case(
     name="floor",

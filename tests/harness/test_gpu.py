@@ -30,16 +30,15 @@ from eagletwin.harness.commands.gpu.summary import CampaignSummary
 from eagletwin.harness.commands.gpu.tally import exit_code, statuses_of, waits
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, SGLangSettings, Tier
-from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.jitter import Jitter, Pause
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.mode import CPU, Dtype, Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Jitter, Pause
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import PatchDoesNotApply
-from eagletwin.harness.engines.sglang.taps.captures import Captures
+from eagletwin.harness.engines.sglang.taps.inner import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from eagletwin.cases import profiles
+from eagletwin.cases import sample_cases
 
 
 def test_the_settings_of_a_test_are_where_the_plugin_changes_them() -> None:
@@ -34,10 +34,10 @@ def test_the_numbers_that_hypothesis_finds_in_source_files_are_where_they_are_ta
 def test_a_version_that_finds_them_in_another_way_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(providers, "_get_local_constants")
     with pytest.warns(UserWarning, match="the same seed may draw other cases in another process"):
-        profiles.draw_from_seeds_alone()
+        sample_cases.draw_from_seeds_alone()
 
 
 def test_no_profile_explains_which_lines_of_python_a_failing_case_ran() -> None:
-    profiles.register()
+    sample_cases.register()
     for name in ("dev", "ci", "nightly", "repro"):
         assert Phase.explain not in settings.get_profile(f"eagletwin-{name}").phases

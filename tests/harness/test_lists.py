@@ -9,7 +9,7 @@ from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.verdict import RULES
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import FAMILIES, RECIPES
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.core.words import nearest
+from eagletwin.harness.core.terminal import nearest
 
 MANY = [f"name-{letter}" for letter in "abcdefghijklmnop"] + ["states"]
 

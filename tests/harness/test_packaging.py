@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.engines.lock import parse
+from eagletwin.harness.engines.provision import parse
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [

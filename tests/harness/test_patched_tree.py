@@ -6,8 +6,7 @@ import pytest
 
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.engines.patched_tree import is_diff, patched_tree
-from eagletwin.harness.engines.source import Source
+from eagletwin.harness.engines.source import Source, is_diff, patched_tree
 
 DIFF = """\
 diff --git a/{0}sglang/srt/step.py b/{0}sglang/srt/step.py

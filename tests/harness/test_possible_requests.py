@@ -7,8 +7,8 @@ import numpy as np
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.core.case import Grammar, Processor, Request
-from eagletwin.harness.core.logits import processed
-from eagletwin.harness.judge.asked import first_impossible
+from eagletwin.harness.core.request_inputs import processed
+from eagletwin.harness.judge.request_logits import first_impossible
 
 # Text -> the token with which a tokenizer writes it, which is the one that llguidance allows where a text goes on in one way.
 WRITTEN = {"a": 0, "b": 1, "c": 2, "d": 3, "ab": 4, "ba": 5, "cd": 6}

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys
-from eagletwin.harness.core.progress import each
+from eagletwin.harness.core.terminal import each
 for thing in each(["one[/]", "two", "three"], "things", str):
     print(f"worked on {thing}", file=sys.stderr)
     print("long " * 60)

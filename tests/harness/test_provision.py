@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.folders import cache_folder
-from eagletwin.harness.engines.lock import Section
-from eagletwin.harness.engines.provision import NotFetched, is_whole, provide
+from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.engines.provision import NotFetched, Section, is_whole, provide
 
 from .rows import rows
 from .wheels import make_release
@@ -31,8 +30,8 @@ for wheel in Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"):
 """
 PROVIDE = """
 import json, sys
-from eagletwin.harness.core.folders import cache_folder
-from eagletwin.harness.engines.lock import Section
+from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.engines.provision import Section
 from eagletwin.harness.engines.provision import provide
 kind, name, pins = json.loads(sys.argv[1])
 print(provide(Section(kind, name, {pin: tuple(digests) for pin, digests in pins.items()})))

@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagletwin.harness.check import recordings
-from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged
-from eagletwin.harness.check.suspects import suspects, suspects_text
+from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged, suspects, suspects_text
 from eagletwin.harness.commands.recorded_page import session_page
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.errors import InputError
@@ -32,20 +31,19 @@ from eagletwin.harness.core.recording import (
     RecordedServer,
     RecordingHeader,
     Tables,
+    Untold,
+    Weighed,
     as_header,
     whole_tables,
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
-from eagletwin.harness.engines.sglang.recording.choice import Choice
-from eagletwin.harness.engines.sglang.recording.guard import Guards
+from eagletwin.harness.engines.sglang.recording.guard import Choice, Guards
 from eagletwin.harness.engines.sglang.recording.keeper import Keeper
-from eagletwin.harness.engines.sglang.recording.rows import CommittedRows
-from eagletwin.harness.engines.sglang.recording.underway import KEPT, Recording, UnderWay, permutation
+from eagletwin.harness.engines.sglang.recording.underway import KEPT, CommittedRows, Recording, UnderWay, permutation
 
 from .doors import opened
 from .rows import rows

@@ -32,7 +32,7 @@ def sections() -> frozenset[str]:
 
 @cache
 def files() -> frozenset[str]:
-    """Our Python files, each by every end of its path: `harness/judge/story.py`, `judge/story.py`."""
+    """Our Python files, each by every end of its path: `harness/judge/replay.py`, `judge/replay.py`."""
     paths = (path.relative_to(ROOT).parts for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     return frozenset("/".join(parts[at:]) for parts in paths for at in range(len(parts)))
 
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_found() -> None:
     """As it stood in files of ours."""
     assert absent("docs/figures.md, docs/records/detection.md") == ["docs/figures.md"]
     assert absent("(DESIGN §9), design §3.8, DESIGN §10, DESIGN §2") == ["design §9", "design §10"]
-    assert absent("models/eagle3.py, reference/eagle3.py, judge/story.py, srt/x.py") == ["models/eagle3.py"]
+    assert absent("models/eagle3.py, reference/draft_heads.py, judge/replay.py, srt/x.py") == ["models/eagle3.py"]
 
 
 def test_a_word_has_one_meaning() -> None:

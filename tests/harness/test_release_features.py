@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eagletwin.harness.core.case import Request
-from eagletwin.harness.engines.sglang.eras import processwide, requests, workers
-from eagletwin.harness.engines.sglang.not_driven import NotDriven
-from eagletwin.harness.engines.sglang.stand_ins import kept_configuration, stubs
+from eagletwin.harness.engines.sglang.blame import NotDriven
+from eagletwin.harness.engines.sglang.compat import requests, workers
+from eagletwin.harness.engines.sglang.stand_ins import configuration, stubs
 
 
 class _Scheduler:
@@ -27,10 +27,10 @@ class _WithAnotherRank:
 
 
 def test_a_rank_of_the_scheduler_that_is_not_known_is_refused_by_name() -> None:
-    assert processwide.ranks_of(_Scheduler, 1) == {"gpu_id": 1, "tp_rank": 1, "pp_rank": 0, "dp_rank": None}
-    assert processwide.ranks_of(_WithDefault, 0) == {"gpu_id": 0}
+    assert workers.ranks_of(_Scheduler, 1) == {"gpu_id": 1, "tp_rank": 1, "pp_rank": 0, "dp_rank": None}
+    assert workers.ranks_of(_WithDefault, 0) == {"gpu_id": 0}
     with pytest.raises(NotDriven, match="built with spec_rank, and"):
-        processwide.ranks_of(_WithAnotherRank, 0)
+        workers.ranks_of(_WithAnotherRank, 0)
 
 
 def _message(ids: Any, *left_out: str) -> type:
@@ -74,9 +74,9 @@ def test_a_draft_that_reads_the_targets_rows_is_refused_where_its_class_has_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever version the installed package has: a tree stands beside it."""
-    monkeypatch.setattr(kept_configuration, "stand_in", lambda: None)
+    monkeypatch.setattr(configuration, "stand_in", lambda: None)
     stub = stubs.StubModule("transformers.modeling_utils").PreTrainedModel
-    early, late = type("Model", (stub,), {}), type("Model", (kept_configuration.KeptConfiguration,), {})
+    early, late = type("Model", (stub,), {}), type("Model", (configuration.KeptConfiguration,), {})
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.20"))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "a_model", SimpleNamespace(Model=late))  # type: ignore[arg-type]
     workers.refuse_frozen(("a_model",))

@@ -20,7 +20,7 @@ from eagletwin.harness.commands import options as shared_options
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.rule_names import rules_off
+from eagletwin.harness.core.rules import rules_off
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import RULES
 

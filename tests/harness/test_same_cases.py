@@ -12,7 +12,7 @@ import sys
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 import eagletwin.harness.commands.fuzz.search  # modules of a checkout, in whose source Hypothesis finds numbers
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import cases, focus_of
 

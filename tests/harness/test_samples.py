@@ -7,7 +7,7 @@ from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import cases
 from eagletwin.harness.commands.fuzz.cutting import cuts
 from eagletwin.harness.core.case import Case, EngineSettings, Penalties, Request, Sampling, SGLangSettings, encode_case
-from eagletwin.harness.core.samples import expanded
+from eagletwin.harness.core.request_inputs import expanded
 from eagletwin.harness.families.valid import check_case, decode_case
 
 WANTED = Request(

@@ -7,8 +7,8 @@ import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.boot import boot
-from eagletwin.harness.engines.sglang.not_driven import NotDriven
 
 CUDA = Mode(device="cuda")
 REQUEST = Request(id="a", prompt=(1, 2), max_new_tokens=2)

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines import difference, source
-from eagletwin.harness.engines.lock import Section, lock, parse, releases
+from eagletwin.harness.engines.provision import Section, lock, parse, releases
 from eagletwin.harness.engines.sglang.boot import identity
 from eagletwin.harness.engines.source import INSTALLED, resolve
 

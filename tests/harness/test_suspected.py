@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from eagletwin.harness.check.suspected import Suspected
+from eagletwin.harness.check.known import Suspected
 
 
 class Case:

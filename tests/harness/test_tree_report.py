@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from eagletwin.harness.check.argument import argue
-from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
+from eagletwin.harness.check.argument import MOST_LINES, argue, draw
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header

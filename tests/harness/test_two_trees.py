@@ -14,10 +14,9 @@ from eagletwin.harness.core.differs import Differs, Watch
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace, new_header
-from eagletwin.harness.engines import two_trees
-from eagletwin.harness.engines.source import INSTALLED, Source, resolve
+from eagletwin.harness.engines import source
+from eagletwin.harness.engines.source import INSTALLED, Source, TooMany, as_change, between, resolve
 from eagletwin.harness.engines.start import Zygote
-from eagletwin.harness.engines.two_trees import TooMany, as_change, between
 
 from .test_source import commit, git
 
@@ -32,7 +31,7 @@ def tree(root: Path, **files: str) -> Path:
     return root
 
 
-def source(root: Path) -> Source:
+def source_at(root: Path) -> Source:
     return resolve(str(root))
 
 
@@ -41,41 +40,41 @@ def test_each_is_told_what_it_has_otherwise_than_the_other(tmp_path: Path) -> No
     commit(branch)
     (branch / "sglang" / "m.py").write_text(NEW)
     git(branch, "commit", "-qam", "the change")  # to git, nothing is changed
-    assert source(branch).difference is None
-    found = between(source(base), source(branch))
+    assert source_at(branch).difference is None
+    found = between(source_at(base), source_at(branch))
     assert found is not None
     left, right = (watch.differs for watch in found)
     assert (left.functions, left.removed) == (("sglang.m.changed", "sglang.m.gone"), ("sglang.m.added",))
     assert (right.functions, right.removed) == (("sglang.m.changed", "sglang.m.added"), ("sglang.m.gone",))
-    assert (left.base, right.base) == (source(branch).version, source(base).version)
+    assert (left.base, right.base) == (source_at(branch).version, source_at(base).version)
 
 
 def test_a_branch_is_a_change_of_the_base_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, branch = tree(tmp_path / "base", m=BASE), tree(tmp_path / "branch", m=NEW)
     commit(branch)
-    found = as_change(source(branch), str(base))
+    found = as_change(source_at(branch), str(base))
     assert found.difference is not None
-    assert found.base == source(base)
+    assert found.base == source_at(base)
     assert found.difference.watch.differs.functions == ("sglang.m.changed", "sglang.m.added")
     assert "+def changed(): return 2" in found.difference.patch
     host: Any = SimpleNamespace(source=found, beside=lambda other: SimpleNamespace(source=other))
     beside = base_of(host, DEFAULT_RUN)  # what is wrong without the change as well is not the change's
     assert beside is not None
     assert beside.run.sglang == str(base)
-    assert as_change(source(branch), "") == source(branch)
-    same = as_change(source(branch), str(branch)).difference
+    assert as_change(source_at(branch), "") == source_at(branch)
+    same = as_change(source_at(branch), str(branch)).difference
     assert same is not None
-    assert same.watch.differs == Differs(base=source(branch).called)
-    monkeypatch.setattr(two_trees, "MOST", 0)
-    far = as_change(source(branch), str(base))
-    assert (far.difference, far.base) == (None, source(base))
+    assert same.watch.differs == Differs(base=source_at(branch).called)
+    monkeypatch.setattr(source, "MOST", 0)
+    far = as_change(source_at(branch), str(base))
+    assert (far.difference, far.base) == (None, source_at(base))
 
 
 def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (source(tree(tmp_path / name, m=BASE, n=BASE)) for name in "ab")
+    one, other = (source_at(tree(tmp_path / name, m=BASE, n=BASE)) for name in "ab")
     assert between(one, other) is None
     (tmp_path / "b" / "sglang" / "m.py").write_text(NEW)
-    monkeypatch.setattr(two_trees, "MOST", 0)
+    monkeypatch.setattr(source, "MOST", 0)
     with pytest.raises(TooMany, match="they differ in 1 files"):
         between(one, other)
 

@@ -10,9 +10,9 @@ from . import imported
 PROGRAM = """
 import sys
 import torch
-from eagletwin.harness.engines.sglang.boot import uncompiled
+from eagletwin.harness.engines.sglang.boot import speedups
 
-uncompiled.install([])
+speedups.leave_out_dynamo([])
 
 def double(x):
     return 2 * x
@@ -38,9 +38,9 @@ assert torch.compile(double)(2) == 4
 
 SET = """
 import torch
-from eagletwin.harness.engines.sglang.boot import uncompiled
+from eagletwin.harness.engines.sglang.boot import speedups
 
-uncompiled.install([])
+speedups.leave_out_dynamo([])
 held = torch._dynamo
 held.one = 1
 held.two = 2

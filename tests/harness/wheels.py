@@ -5,7 +5,7 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from eagletwin.harness.engines.lock import Section
+from eagletwin.harness.engines.provision import Section
 
 
 def make_wheel(folder: Path, name: str, version: str, files: dict[str, str], *, lie: bool = False) -> str:

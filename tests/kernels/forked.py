@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment

@@ -13,7 +13,7 @@ from eagletwin.harness.commands.kernels.properties.kv_move import (
 )
 from eagletwin.harness.commands.kernels.release import POOLS, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree
-from eagletwin.reference.commit import moved
+from eagletwin.reference.tree import moved
 
 from .tests_of import make_tests
 

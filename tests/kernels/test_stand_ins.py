@@ -13,7 +13,7 @@ from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeB
 from eagletwin.harness.commands.kernels.release import TREE, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
 from eagletwin.harness.engines.sglang.blame import BadArguments
-from eagletwin.harness.engines.sglang.stand_ins import delta_rule, sampling_ops, tree_ops
+from eagletwin.harness.engines.sglang.stand_ins import delta_rule, sgl_kernel
 
 from . import cuts
 
@@ -45,7 +45,7 @@ def stand_in(batch: Batch, mode: int) -> tuple[Tensor, ...]:
     positions = torch.empty(count * nodes, dtype=torch.int64)
     index, first, sibling = torch.full((3, count, nodes), -1)
     lengths = torch.tensor(batch.lengths, dtype=torch.int64)
-    tree_ops.build_tree_kernel_efficient(
+    sgl_kernel.build_tree_kernel_efficient(
         *(batch.parent_list, batch.selected, lengths, mask, positions, index, first, sibling),
         *(batch.topk, batch.num_steps, nodes, mode),
     )
@@ -59,13 +59,13 @@ def test_a_tree_is_walked_as_the_twin_walks_it(batch: Batch, vocabulary: int) ->
     _, _, index, first, sibling = stand_in(batch, QLEN)
     candidates, argmax = (torch.tensor([random.randrange(vocabulary) for _ in range(count * nodes)]) for _ in range(2))
     results = []
-    for walk in (load(TREE).verify_tree_greedy_triton, tree_ops.verify_tree_greedy):
+    for walk in (load(TREE).verify_tree_greedy_triton, sgl_kernel.verify_tree_greedy):
         out = {
             "predicts": torch.full((count * nodes,), -77, dtype=torch.int32),
             "accept_index": torch.full((count, batch.num_steps + 1), -1, dtype=torch.int32),
             "accept_token_num": torch.full((count,), -77, dtype=torch.int32),
         }
-        spelled = "retrieve" if walk is not tree_ops.verify_tree_greedy else "retrive"
+        spelled = "retrieve" if walk is not sgl_kernel.verify_tree_greedy else "retrive"
         links = {f"{spelled}_index": index, f"{spelled}_next_token": first, f"{spelled}_next_sibling": sibling}
         of_nodes = {"candidates": candidates.long(), "target_predict": argmax.long()}
         walk(**out, **links, **{name: tensor.reshape(count, nodes) for name, tensor in of_nodes.items()})
@@ -77,18 +77,18 @@ def test_a_tree_is_walked_as_the_twin_walks_it(batch: Batch, vocabulary: int) ->
 @given(trees())
 def test_a_tree_is_sampled_as_the_reference_follows_it(case: SamplingCase) -> None:
     """sgl_kernel's has no twin. tests/gpu holds it to the same."""
-    tree_is_sampled(case, sampling_ops.tree_speculative_sampling_target_only)
+    tree_is_sampled(case, sgl_kernel.tree_speculative_sampling_target_only)
 
 
 @settings(max_examples=60, deadline=None)
 @given(cuts.rows())
 def test_rows_are_cut_as_the_reference_cuts_them(case: cuts.Rows) -> None:
-    cuts.largest_are_kept(case, sampling_ops.top_k_renorm_prob)
-    cuts.mass_is_kept(case, sampling_ops.top_p_renorm_prob)
+    cuts.largest_are_kept(case, sgl_kernel.top_k_renorm_prob)
+    cuts.mass_is_kept(case, sgl_kernel.top_p_renorm_prob)
 
 
 def test_a_coin_of_zero_is_decided_as_sgl_kernel_decides_it_up_to_0_5_20() -> None:
-    decided, illegal = coin_of_zero(sampling_ops.tree_speculative_sampling_target_only)
+    decided, illegal = coin_of_zero(sgl_kernel.tree_speculative_sampling_target_only)
     assert decided.paths == [[0, 1]]
     assert illegal is not None
     assert illegal.why == "the target never draws this token"
@@ -100,14 +100,14 @@ def test_what_a_kernel_cannot_take_is_refused_as_the_callers_fault() -> None:
     results = torch.zeros(2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     lengths, mask, places = torch.tensor([-1]), torch.ones(4, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(BadArguments, match="a mask of 4"):
-        tree_ops.build_tree_kernel_efficient(
+        sgl_kernel.build_tree_kernel_efficient(
             *(ones, ones[:, :1], lengths, mask, places, links, links.clone(), links.clone()), *(1, 1, 2, QLEN)
         )
     with pytest.raises(BadArguments, match="an index leads outside"):
-        tree_ops.verify_tree_greedy(*results, ones, ones + 1, links, links, ones)
+        sgl_kernel.verify_tree_greedy(*results, ones, ones + 1, links, links, ones)
     first, probs = torch.tensor([[1, -1]]), torch.ones(1, 2, 1)
     with pytest.raises(BadArguments, match="an index leads outside"):
-        sampling_ops.tree_speculative_sampling_target_only(
+        sgl_kernel.tree_speculative_sampling_target_only(
             *(*results, ones, torch.arange(2)[None], first, links, torch.zeros(1, 2), torch.zeros(1), probs, probs.clone())
         )
     rows = torch.ones(1, 1, 1, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.commands.answer_store import AnswerLine
+from eagletwin.harness.commands.page_facts import AnswerLine
 
 
 def write_answers(file: Path, answers: Mapping[str, Mapping[str, Struct]]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from eagletwin.harness.commands.options import tell
-from eagletwin.harness.core.progress import Line
+from eagletwin.harness.core.terminal import Line
 
 
 def telling(line: Line) -> Callable[[str], None]:

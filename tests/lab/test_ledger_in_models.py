@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
 from eagletwin.harness.commands.gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from eagletwin.harness.commands.prove.command import _not_run
 from eagletwin.harness.commands.prove.reasons import _LAYERS

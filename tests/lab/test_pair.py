@@ -17,7 +17,7 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.deserved.checkpoint import checkpoint
 from eagletwin.harness.deserved.texts import read_prompts
-from eagletwin.reference.eagle3 import proposed_tokens
+from eagletwin.reference.draft_heads import proposed_tokens
 from eagletwin.reference.llama import target_rows
 
 from ..harness.doors import opened, program

@@ -10,8 +10,7 @@ import pytest
 from eagletwin.cases.ledger import LEDGER, PROBES, with_probes
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.engines.lock import releases
-from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.provision import NotFetched, releases
 from eagletwin.harness.page.render import write_page
 
 from .__main__ import run

@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, When, new_header
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.harness.page.model import Node, Page, PageSection, Table, TableCell, TableRow, TreePicture
+from eagletwin.harness.page.render import Node, Page, PageSection, Table, TableCell, TableRow, TreePicture
 from eagletwin.harness.page.timeline import timeline_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>'\"&\u2028"

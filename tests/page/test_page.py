@@ -15,8 +15,7 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.case import Event
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.page import render
-from eagletwin.harness.page.model import Page, Timeline
-from eagletwin.harness.page.render import NAME, html_of, write_page
+from eagletwin.harness.page.render import NAME, Page, Timeline, html_of, write_page
 from eagletwin.harness.page.run import run_page
 from eagletwin.harness.page.timeline import SCHEDULER, timeline_of
 

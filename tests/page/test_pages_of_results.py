@@ -32,8 +32,8 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.deserved.figures import Depth, Figures, Interval, Span
 from eagletwin.harness.deserved.follow import Shape
+from eagletwin.harness.deserved.statistics import Depth, Figures, Interval, Span
 from eagletwin.harness.page.render import NAME
 
 from ..browser import Opened, serious

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.kept import Kept
 from eagletwin.reference.llama import target_rows
+from eagletwin.reference.state_layers import Kept
 
 Drawn = Callable[..., Tensor]
 

@@ -9,7 +9,7 @@ from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.adapters import made, widened
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.adapters import LowRank, adapted
+from eagletwin.reference.layers import LowRank, adapted
 from eagletwin.reference.llama import target_rows
 
 from .test_llama_against_transformers import _model

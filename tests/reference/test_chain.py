@@ -10,8 +10,8 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain, row_tokens, rows_behind
 from eagletwin.reference.eagle import EagleHead, Head, draft_rows
+from eagletwin.reference.layers import rotate
 from eagletwin.reference.llama import causal, target_rows
-from eagletwin.reference.rope import rotate
 from eagletwin.reference.sizes import LlamaShape
 
 # The same float64 sums in another order; rows are of size 1 to 10.

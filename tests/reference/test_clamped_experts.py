@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.clamped_experts import route
+from eagletwin.reference.experts import route_clamped
 from eagletwin.reference.llama import target_rows
 
 RECIPE = RECIPES["gpt-oss-eagle3"]
@@ -72,7 +72,7 @@ def test_gates_reach_their_limit_and_every_expert_is_chosen(weights: dict[str, T
     assert clamped is not None
     inner = torch.randn(200, RECIPE.target.hidden_size, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     prefix = "model.layers.1.mlp."
-    chosen = route(weights, prefix, clamped, inner)
+    chosen = route_clamped(weights, prefix, clamped, inner)
     assert chosen.experts.unique().tolist() == list(range(clamped.count))
     assert torch.allclose(chosen.weight.sum(-1), torch.ones(200, dtype=torch.float64))
     both = inner @ weights[f"{prefix}experts.gate_up_proj"][0]

@@ -1,6 +1,6 @@
 """Hashed coins: published values of the hash, and what a coin is. The worker's own: tests/engine/test_sampling.py."""
 
-from eagletwin.reference.coins import murmur3, seeded_coins
+from eagletwin.reference.sampling import murmur3, seeded_coins
 
 
 def test_the_hash_has_the_published_values() -> None:

@@ -2,17 +2,17 @@
 
 import torch
 
-from eagletwin.reference.commit import (
+from eagletwin.reference.tree import (
     accept_row,
     bonus_token,
     committed_tokens,
     kv_moves,
     last_row,
     moved,
+    packed_bytes,
     rotated,
     tracked_place,
 )
-from eagletwin.reference.tree import packed_bytes
 
 
 def test_tokens_of_a_path() -> None:

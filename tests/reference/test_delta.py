@@ -8,10 +8,10 @@ from torch import Tensor
 
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.delta import delta_layer, step, unit
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.llama import causal
 from eagletwin.reference.sizes import DeltaShape
+from eagletwin.reference.state_layers import delta_layer, delta_step, unit
 
 from .fused import fused
 from .kept import drawn_from, near, rows_and_what_is_kept_equal, sequences_are_their_own
@@ -25,13 +25,13 @@ CLOSE = 1e-6
 def test_a_step_takes_out_what_lies_under_the_key_and_puts_the_value_there() -> None:
     """One head of width 2: nothing decays, beta is 1, and a key of length 1 finds its own value again."""
     one, first, second = torch.ones(1).double(), torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.6, 0.8]]).double()
-    state = step(torch.zeros(1, 2, 2).double(), one, one, first, torch.tensor([[3.0, 5.0]]).double())
+    state = delta_step(torch.zeros(1, 2, 2).double(), one, one, first, torch.tensor([[3.0, 5.0]]).double())
     assert torch.allclose(state @ first[0], torch.tensor([[3.0, 5.0]]).double())
-    state = step(state, one, one, second, torch.tensor([[7.0, 9.0]]).double())
+    state = delta_step(state, one, one, second, torch.tensor([[7.0, 9.0]]).double())
     assert torch.allclose(state @ second[0], torch.tensor([[7.0, 9.0]]).double())
     # equation 10: S (I - k k^T) + v k^T, of the first key in part
     assert torch.allclose(state @ first[0], torch.tensor([[3 + 0.6 * (7 - 1.8), 5 + 0.6 * (9 - 3.0)]]).double())
-    half = step(state, 0.5 * one, 0 * one, first, 0 * first)  # nothing is put there, and all that lies there decays
+    half = delta_step(state, 0.5 * one, 0 * one, first, 0 * first)  # nothing is put there, and all that lies there decays
     assert torch.equal(half, 0.5 * state)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import Eagle3Head, proposed_tokens
 from eagletwin.reference.eagle import draft_rows
-from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.sizes import LlamaShape
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.reference.experts import ranked_by
-from eagletwin.reference.experts_followed import CHOSEN, WITHIN, followed
+from eagletwin.reference.experts import CHOSEN, WITHIN, followed, ranked_by
 from eagletwin.reference.sizes import ExpertShape
 
 SCORES = torch.tensor([[1.0, 0.9, 0.896, 0.2]], dtype=torch.float64)  # experts 1 and 2 are 0.004 apart

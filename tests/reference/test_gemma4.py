@@ -10,7 +10,7 @@ from torch import Tensor
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
-from eagletwin.reference.frozen import FrozenHead
+from eagletwin.reference.draft_heads import FrozenHead
 from eagletwin.reference.growth import draft_tree
 from eagletwin.reference.llama import TargetRows, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, grow_rounds

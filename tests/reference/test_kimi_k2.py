@@ -7,7 +7,7 @@ from torch import nn
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows
-from eagletwin.reference.eagle3 import Eagle3Head
+from eagletwin.reference.draft_heads import Eagle3Head
 from eagletwin.reference.llama import causal, target_rows
 
 from .deepseek import config_of, half_split, near

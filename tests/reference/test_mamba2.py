@@ -11,8 +11,8 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.llama import causal
-from eagletwin.reference.mamba2 import scan_layer, step
 from eagletwin.reference.sizes import ScanShape
+from eagletwin.reference.state_layers import scan_layer, scan_step
 
 from .kept import drawn_from, near, rows_and_what_is_kept_equal, sequences_are_their_own
 
@@ -25,13 +25,15 @@ CLOSE = 1e-6
 def test_a_step_lets_the_state_decay_and_adds_the_input_along_its_direction() -> None:
     """One head of width 2 with a state of 2: what is read along a direction is what was put there, less its decay."""
     one, along, across = torch.ones(1).double(), torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()
-    state = step(torch.zeros(1, 2, 2).double(), 0 * one, 0.5 * one, torch.tensor([[6.0, 10.0]]).double(), along)
+    state = scan_step(torch.zeros(1, 2, 2).double(), 0 * one, 0.5 * one, torch.tensor([[6.0, 10.0]]).double(), along)
     assert torch.equal(state @ along[0], torch.tensor([[3.0, 5.0]]).double())  # a step of one half
     assert not (state @ across[0]).any()
-    state = step(state, 0.25 * one, one, torch.tensor([[7.0, 9.0]]).double(), across)
+    state = scan_step(state, 0.25 * one, one, torch.tensor([[7.0, 9.0]]).double(), across)
     assert torch.equal(state @ along[0], torch.tensor([[0.75, 1.25]]).double())
     assert torch.equal(state @ across[0], torch.tensor([[7.0, 9.0]]).double())
-    again = step(state, one, one, torch.tensor([[1.0, 1.0]]).double(), across)  # unlike the delta rule it takes nothing out
+    again = scan_step(
+        state, one, one, torch.tensor([[1.0, 1.0]]).double(), across
+    )  # unlike the delta rule it takes nothing out
     assert torch.equal(again @ across[0], torch.tensor([[8.0, 10.0]]).double())
 
 

@@ -9,10 +9,8 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows
 from eagletwin.reference.experts import experts, gated, route
+from eagletwin.reference.layers import latent_attention, rms_norm, rotate
 from eagletwin.reference.llama import causal, target_rows
-from eagletwin.reference.mla import latent_attention
-from eagletwin.reference.norm import rms_norm
-from eagletwin.reference.rope import rotate
 from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
 from .deepseek import config_of, half_split, near

@@ -2,7 +2,7 @@
 
 import torch
 
-from eagletwin.reference.penalties import held_back, penalized
+from eagletwin.reference.sampling import held_back, penalized
 
 LOGITS = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.float64)
 

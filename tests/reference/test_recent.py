@@ -5,14 +5,13 @@ import torch
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.chain import committed_rows, draft_chain
+from eagletwin.reference.chain import Recent, committed_rows, draft_chain
+from eagletwin.reference.draft_heads import DraftRows
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.growth import draft_tree
 from eagletwin.reference.layout import draft_reads
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.recent import Recent
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
-from eagletwin.reference.rows import DraftRows
 
 SAME = 1e-11  # the same float64 sums in another order; rows are of size 1 to 10
 READS = Recent(window=3, sink=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagletwin.reference.rope import frequencies, rotate
+from eagletwin.reference.layers import frequencies, rotate
 from eagletwin.reference.sizes import RopeScaling
 
 HALF, THETA, ORIGINAL = 32, 10000.0, 2048

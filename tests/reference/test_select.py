@@ -3,7 +3,7 @@
 import torch
 
 from eagletwin.reference.layout import draft_columns, draft_reads, physical_slot
-from eagletwin.reference.select import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
+from eagletwin.reference.tree import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 
 NAN = float("nan")
 

@@ -15,10 +15,9 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows
+from eagletwin.reference.draft_heads import DraftRows, Eagle3Head
 from eagletwin.reference.eagle import draft_rows
-from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.rows import DraftRows
 
 from .deepseek import near
 

@@ -9,7 +9,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.triton_cpu import compiler, names
+from eagletwin.harness.engines.triton_cpu import compiler
 from eagletwin.harness.engines.triton_cpu.rewrite import PREFIX
 
 from . import kernels as K
@@ -149,7 +149,7 @@ def test_a_wrong_operator_here_is_a_shadow_mismatch(monkeypatch: pytest.MonkeyPa
     right = compiler.compiled(K.double.fn).function
     scope = {
         **right.__globals__,
-        PREFIX + "mul": lambda a, b: names.RUNTIME[PREFIX + "mul"](a, b) + 1,
+        PREFIX + "mul": lambda a, b: compiler.RUNTIME[PREFIX + "mul"](a, b) + 1,
     }
     plant(monkeypatch, K.double, type(right)(right.__code__, scope))
     with triton_cpu.installed(SHADOW), pytest.raises(triton_cpu.ShadowMismatch) as caught:

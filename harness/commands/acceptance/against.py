@@ -10,18 +10,16 @@ import msgspec
 from eagletwin.cases.entry import Doing
 from eagletwin.cases.losses import Losing
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
-from eagletwin.harness.core.folders import new_run_folder
-from eagletwin.harness.core.weighed import Untold
-from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.borrowed import why_untold
-from eagletwin.harness.deserved.compare import Compared, compare
-from eagletwin.harness.deserved.conditions import Seen, diagnose
-from eagletwin.harness.deserved.cuts import Cuts, possible_cuts
-from eagletwin.harness.deserved.explain import explained_by
+from eagletwin.harness.core.files import new_run_folder
+from eagletwin.harness.core.recording import Untold
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.deserved.conditions import Seen, diagnose, why_untold
 from eagletwin.harness.deserved.follow import Shape
+from eagletwin.harness.deserved.misconfiguration import explained_by
 from eagletwin.harness.deserved.pair import Pair
-from eagletwin.harness.deserved.power import power_of
+from eagletwin.harness.deserved.rounds import Compared, Cuts, compare, possible_cuts
 from eagletwin.harness.deserved.server import Answer, Started
+from eagletwin.harness.deserved.statistics import power_of
 from eagletwin.harness.deserved.texts import Prompt
 from eagletwin.harness.page.render import write_page
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.progress import progress
-from eagletwin.harness.deserved.sending import WAYS, Sent, send
-from eagletwin.harness.deserved.server import HttpServer, Started
+from eagletwin.harness.core.terminal import progress
+from eagletwin.harness.deserved.server import WAYS, HttpServer, Sent, Started, send
 from eagletwin.harness.deserved.texts import Prompt
 
 from ..options import tell

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.progress import each
+from eagletwin.harness.core.terminal import each
 
 from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
 from .typed import (
@@ -124,9 +124,9 @@ def _shape(num_steps: int | None, topk: int | None, num_draft_tokens: int | None
 
 def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int) -> "Deserves | None":
     """What the pair deserves on these texts; None if nothing is drafted in them."""
-    from eagletwin.harness.deserved.explain import better_read_as
-    from eagletwin.harness.deserved.figures import Text, figures
-    from eagletwin.harness.deserved.walk import walk
+    from eagletwin.harness.deserved.misconfiguration import better_read_as
+    from eagletwin.harness.deserved.rounds import walk
+    from eagletwin.harness.deserved.statistics import Text, figures
 
     from .report import Deserves
 
@@ -155,7 +155,7 @@ def _told(deserves: "Deserves | None", names: tuple[str, str], out: Path, *, as_
     if deserves is None:
         print("CANNOT TELL  no text goes on for two tokens behind its prompt, so nothing is drafted in it")
         return EXIT_UNKNOWN
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.page.render import NAME
 
     from .deserved_page import keep_deserved

@@ -6,10 +6,9 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.errors import EXIT_EQUAL
-from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.figures import Figures, Interval, Span
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell
-from eagletwin.harness.page.render import write_page
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.deserved.statistics import Figures, Interval, Span
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, write_page
 
 from ..page_facts import read_facts, row
 from .report import Deserves

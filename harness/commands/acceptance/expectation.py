@@ -6,13 +6,11 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError, status_of
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, show
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
-from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
-from eagletwin.harness.deserved.sending import WAYS, Sent, Way
-from eagletwin.harness.deserved.server import Started
+from eagletwin.harness.deserved.server import WAYS, Sent, Started, Way
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.page.render import write_page
 
 from ..tables import print_table

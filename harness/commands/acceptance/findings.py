@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from eagletwin.cases.entry import Condition
 from eagletwin.cases.losses import Losing, Suspect, losing_so
 from eagletwin.harness.core.errors import status_of
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, show
 from eagletwin.harness.deserved.conditions import AnswerCount, Diagnosis, Seen
 from eagletwin.harness.deserved.draft import DraftModel
-from eagletwin.harness.deserved.misconfigured import Mistake
-from eagletwin.harness.deserved.sending import WAYS
-from eagletwin.harness.deserved.server import Started
+from eagletwin.harness.deserved.misconfiguration import Mistake
+from eagletwin.harness.deserved.server import WAYS, Started
 
 from ..tables import print_table
 

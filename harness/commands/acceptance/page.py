@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.power import Power
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.deserved.statistics import Power
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow
 
 from ..page_facts import read_facts, row
 from .deserved_page import FACTS, deserved_page

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from eagletwin.cases.entry import Condition
 from eagletwin.cases.losses import Losing, Suspect, losing_so
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.power import Power, Stake
+from eagletwin.harness.core.terminal import count, show
+from eagletwin.harness.deserved.statistics import Power, Stake
 
 from ..tables import print_table
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.figures import Figures, Interval, Span
+from eagletwin.harness.core.terminal import count, show
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.misconfigured import Mistake
+from eagletwin.harness.deserved.misconfiguration import Mistake
+from eagletwin.harness.deserved.statistics import Figures, Interval, Span
 
 from ..tables import print_table
 

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import case_of, entry_named
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
-from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.rule_names import rule_of
+from eagletwin.harness.core.rules import rule_of
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
 from ..as_json import tell_result, with_json
@@ -103,7 +102,7 @@ def _check_options(ranged: str, git: object, features: bool, sglang: str) -> Non
 
 
 def _releases(subject: "Subject", rule: str, expected: str, since: str, until: str, out: Path, command: Command) -> int:
-    from eagletwin.harness.engines.lock import releases
+    from eagletwin.harness.engines.provision import releases
 
     from .measure import look_at_version
     from .over_releases import bisect_releases
@@ -160,7 +159,7 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
     """where: the SGLang, and what to type if the case diverges nowhere, which may be empty."""
     sglang, hint = where
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.page.render import write_page

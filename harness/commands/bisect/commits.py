@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError, InputError
 
 from .marks import Looked, Unclear, end_mark

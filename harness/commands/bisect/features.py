@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.samples import expanded, sent_for
+from eagletwin.harness.core.request_inputs import expanded, sent_for
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.valid import decode_case, round_slots

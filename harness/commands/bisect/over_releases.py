@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 from .marks import Looked, Unclear, brief
 from .outcome import VersionsOutcome, fault_between, marks, outcome_of

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
-from eagletwin.harness.page.render import NAME
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow
 
 from .marks import Looked, brief
 from .report import REPORT

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.terminal import fold
-from eagletwin.harness.core.words import count, times
+from eagletwin.harness.core.terminal import count, fold, times
 
 from .marks import Fault, brief, mark
 from .measure import Reduction

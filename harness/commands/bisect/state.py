@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
-from eagletwin.harness.core.versions import installed
 
 from .marks import Fault, Looked
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as changed
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
-from eagletwin.harness.core.folders import alone, new_run_folder
-from eagletwin.harness.core.progress import progress
+from eagletwin.harness.core.files import alone, new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.terminal import progress, show, width
 
 from ..as_json import tell_result, with_json
 from ..fuzz.typed import (

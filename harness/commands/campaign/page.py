@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import PageSection, Table
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import PageSection, Table
 
 from ..page_facts import row
 

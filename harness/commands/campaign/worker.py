@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin import __version__
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError

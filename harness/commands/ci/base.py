@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.versions import installed
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 
 from ..bisect.worktree import Worktree, commit_of, git
 

@@ -23,8 +23,7 @@ from eagletwin.harness.core.errors import (
     InputError,
 )
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import nearest
+from eagletwin.harness.core.terminal import nearest, show
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
@@ -109,9 +108,8 @@ class _Job:
     failed: str = ""
 
     def run(self) -> int:
-        from eagletwin.harness.core.folders import new_run_folder
-        from eagletwin.harness.engines.source import resolve
-        from eagletwin.harness.engines.two_trees import as_change
+        from eagletwin.harness.core.files import new_run_folder
+        from eagletwin.harness.engines.source import as_change, resolve
 
         begun = time.monotonic()
         source = as_change(resolve(self.spec.sglang), self.base[1])

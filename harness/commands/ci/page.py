@@ -7,9 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
-from eagletwin.harness.page.render import write_page
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow, write_page
 
 from ..page_facts import page_beside, read_facts, row
 from .result import MEANING, OneJob, facts_of

@@ -8,11 +8,11 @@ from typing import Any, get_args
 from msgspec.structs import replace as changed
 
 from eagletwin import __version__
-from eagletwin.harness.check.annotations import error
+from eagletwin.harness.check.argument import error
 from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.render import NAME
 
 from ..compare.markdown import case_lines, code, folded, plain

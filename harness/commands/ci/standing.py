@@ -17,7 +17,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.judge.unseen import shows_instead
+from eagletwin.harness.judge.completeness import shows_instead
 from eagletwin.harness.page.run import write_run
 
 from ..compare.groups import SideResult

@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
-from eagletwin.harness.core.folders import new_run_folder
-from eagletwin.harness.core.progress import Line, progress
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import Line, count, progress
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.engines.start import Zygote

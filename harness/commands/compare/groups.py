@@ -7,7 +7,7 @@ from typing import Literal
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.signature import Signature, without_numbers
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 from .questions import Question
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, pretty_case
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 from .example import Example
 from .groups import Answered, Breakage, Group

@@ -5,8 +5,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from eagletwin.harness.core.differs import shortened
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell
 
 from ..page_facts import left_out, page_beside, read_facts, row
 from .groups import GROUPS

@@ -11,8 +11,7 @@ from eagletwin.harness.core.differs import Changes, shortened
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.terminal import fold
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.page.render import NAME as PAGE
 
 from ..fuzz.smaller import sizes, smaller

@@ -73,7 +73,7 @@ def diff(
 
 def _run_both(name: str, left: str, right: str, out: Path, spec: RunSpec) -> "tuple[Half, Half] | None":
     """The case on two SGLangs; None: one would not start, which was said."""
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.source import resolve
 
     case = case_of(name)

@@ -11,8 +11,8 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Key
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace, on_host
-from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.harness.judge.distances import Distances
 from eagletwin.harness.judge.model import model_of

@@ -15,9 +15,8 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.engines.source import Source
+from eagletwin.harness.engines.source import Source, TooMany, between
 from eagletwin.harness.engines.start import Zygote
-from eagletwin.harness.engines.two_trees import TooMany, between
 from eagletwin.harness.judge.judge import judge
 
 from ..options import tell

@@ -4,11 +4,11 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from eagletwin.harness.core.environment import ABSENT, installed
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.folders import cache_folder
-from eagletwin.harness.core.versions import ABSENT, installed
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import here
 
 from .gpu_tools import gpu_tools

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from eagletwin.harness.core.versions import ABSENT, installed
+from eagletwin.harness.core.environment import ABSENT, installed
 
 # Module, package, and what lacks without it. Where a release has no need of one, its absence is no fault.
 _PACKAGES = (

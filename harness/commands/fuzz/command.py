@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace as changed
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, exit_code_of
-from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.terminal import progress, show, width
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, Verbose, tell
@@ -109,7 +108,7 @@ def search(options: "SearchOptions", *, verbose: bool = False) -> int:
     source = options.source
     tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
     from eagletwin.harness.check.trials import Trials
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
 
     from .report import exit_code, finding_text, tally_text, write_summary
@@ -151,7 +150,7 @@ def make_small(file: Path, options: "SearchOptions") -> int:
     """Make a case from a file smaller, and print what it comes to; the exit code."""
     from eagletwin.harness.check.confirm import brief
     from eagletwin.harness.check.known import Mends, apart, entries_of
-    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.families.valid import read_case

@@ -18,7 +18,7 @@ from eagletwin.harness.core.case import (
     Sampling,
     SGLangSettings,
 )
-from eagletwin.harness.core.samples import sent_for
+from eagletwin.harness.core.request_inputs import sent_for
 from eagletwin.harness.families.valid import admits
 
 

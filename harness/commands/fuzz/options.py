@@ -9,13 +9,11 @@ from typing import Any, get_args
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, PAGE_SIZES, SMALL_TREE, UPDATED, VALUES
 from eagletwin.harness.core.case import Ask, Case, WeightPath
-from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import FLASHMLA_PAGE
+from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
-from eagletwin.harness.core.words import nearest
-from eagletwin.harness.engines.source import Source, resolve
-from eagletwin.harness.engines.two_trees import as_change
+from eagletwin.harness.core.terminal import nearest
+from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.modes import runs_in
 

@@ -17,9 +17,9 @@ from itertools import count
 from pathlib import Path
 
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.words import how_it_ended
+from eagletwin.harness.core.terminal import how_it_ended
 
 from ..options import tell
 from .looking import CaseSeen, Looking, Unstarted

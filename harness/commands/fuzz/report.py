@@ -15,8 +15,7 @@ from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.terminal import fold
-from eagletwin.harness.core.words import count, others_in_plain_decode
+from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
 from .page import MEANING, SUMMARY, excused_text, search_page

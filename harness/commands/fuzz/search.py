@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
-from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import Line, count
 
 from .inquiry import Inquiry
 from .looking import CaseSeen, Looking, Unstarted

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block
-from eagletwin.cases.drawn import shrink
+from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm
 from eagletwin.harness.check.known import Mends, entries_of
@@ -24,8 +24,8 @@ from eagletwin.harness.core.case import Case, encode_case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.families.valid import admits
 from eagletwin.harness.page.run import write_run

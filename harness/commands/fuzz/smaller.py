@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from eagletwin.harness.core.case import Case, Request, in_runs, without_defaults
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 
 def _rules(request: Request) -> tuple[str, ...]:

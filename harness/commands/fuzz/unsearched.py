@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.words import nearest
+from eagletwin.harness.core.terminal import nearest
 from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.windows import ENDING
@@ -83,7 +83,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
-# Of those that are no recipe's: what a pipeline runs (families/pipelines.py).
+# Of those that are no recipe's: what a pipeline runs (families/modes.py).
 _IN_STAGES = (
     *("trees", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks", "deterministic"),
     *("stream", "min-p", "logit-bias", "processor", "penalties", "logprobs", "min-new-tokens", "hidden-states", "samples"),

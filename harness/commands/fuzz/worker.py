@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.engines.host import Host

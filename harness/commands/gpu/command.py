@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
-from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, progress
 
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
@@ -33,8 +32,7 @@ from .typed import (
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
-    from eagletwin.harness.core.dtype import Dtype
-    from eagletwin.harness.core.mode import Attention
+    from eagletwin.harness.core.mode import Attention, Dtype
 
     from .job import Job
 

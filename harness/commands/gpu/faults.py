@@ -7,10 +7,9 @@ all of them.
 
 from msgspec.structs import replace
 
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.mode import Attention
+from eagletwin.harness.core.mode import Attention, Dtype
 from eagletwin.harness.core.patch import Edit, Patch
 
 from .job import Job, MustShow

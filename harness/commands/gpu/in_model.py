@@ -10,16 +10,15 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, remedies_of
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.families import RECIPES
 
-from ..answer_store import read_answers
+from ..page_facts import read_answers
 from .job import Job
 from .plan import Options, proofs
 
@@ -82,7 +81,7 @@ def _impossible_in(model: str) -> dict[str, ModelCell]:
 
 def case_in(entry: Entry, model: str, attempt: int) -> Case:
     """The case by which an entry was proven in a model."""
-    from eagletwin.harness.families.greedy import target_says  # it imports torch
+    from eagletwin.harness.families.weights import target_says  # it imports torch
 
     return next(islice(carried(entry, model, target_says), attempt, None)).case
 

@@ -18,7 +18,7 @@ import msgspec
 
 from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.run_spec import Limits

@@ -7,7 +7,7 @@ what the batch reads; schedule for the lengths that verify has published; copy f
 
 from msgspec.structs import replace
 
-from eagletwin.cases.drawn import drawn
+from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import Fields, Page, PageSection, Table, TableRow
-from eagletwin.harness.page.render import NAME, write_page
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import NAME, Fields, Page, PageSection, Table, TableRow, write_page
 
 from ..diff.precision_gap import Apart, apart_text
 from ..page_facts import never_happened, read_facts, row

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from eagletwin.harness.page.model import PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.render import PageSection, Table, TableCell, TableRow
 
 from ..page_facts import row
 from .job import CaseResult, JobResult

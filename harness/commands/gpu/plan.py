@@ -7,16 +7,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
-from eagletwin.cases.drawn import drawn
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.ledger import certain_node, decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.ledger.standalone import KEYS
 from eagletwin.cases.reach import unreached
+from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.dtype import WIDEST, Dtype
-from eagletwin.harness.core.mode import FLASHMLA_PAGE, Attention, Mode
+from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES

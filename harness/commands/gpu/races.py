@@ -13,8 +13,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.jitter import Jitter, Jittered, Pause
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import Jitter, Jittered, Pause, Record
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import EngineProcess

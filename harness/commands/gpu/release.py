@@ -2,8 +2,8 @@
 
 from packaging.version import InvalidVersion, Version
 
+from eagletwin.harness.core.environment import ABSENT, installed
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.versions import ABSENT, installed
 
 
 def release_of(typed: str) -> str:

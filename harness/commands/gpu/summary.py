@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 from ..diff.precision_gap import Apart, apart_text
 from ..result import CampaignFacts

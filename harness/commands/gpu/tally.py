@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.core.words import count
-from eagletwin.harness.judge.unseen import shows_instead
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.judge.completeness import shows_instead
 
 from .job import JobResult
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import _environment

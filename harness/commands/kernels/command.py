@@ -70,7 +70,7 @@ def kernels(
 
 def _unpublished(source: "Source") -> bool:
     """Whether this SGLang is not a published release: a function that it lacks may have been renamed."""
-    from eagletwin.harness.engines.lock import releases
+    from eagletwin.harness.engines.provision import releases
 
     return source.called not in releases()
 

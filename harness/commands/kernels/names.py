@@ -3,7 +3,7 @@
 import json
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.words import count, nearest
+from eagletwin.harness.core.terminal import count, nearest
 
 from .properties import ALL, FUNCTIONS
 

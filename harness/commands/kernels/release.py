@@ -114,7 +114,7 @@ def find(target: str) -> tuple[str, Any]:
 def _imported(name: str) -> ModuleType | None:
     """The module; None if this SGLang has none of this name. Raises Broken."""
     from eagletwin.harness.engines.sglang.boot import boot
-    from eagletwin.harness.engines.sglang.eras import triton_twins
+    from eagletwin.harness.engines.sglang.compat import verify
 
     try:
         with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def _imported(name: str) -> ModuleType | None:
         raise _broken(name, error) from error
     except Exception as error:
         raise _broken(name, error) from error
-    triton_twins.choose(boot.SHIMS)
+    verify.choose(boot.SHIMS)
     return found
 
 
@@ -150,12 +150,12 @@ def prepare(target: str = "") -> None:
 
 @cache
 def _begin() -> None:
-    from eagletwin.harness.engines.sglang.boot import boot, others
-    from eagletwin.harness.engines.sglang.eras import image_processors
+    from eagletwin.harness.engines.sglang.boot import boot, preimport
+    from eagletwin.harness.engines.sglang.compat import image_processors
     from eagletwin.harness.engines.sglang.stand_ins import stubs
 
     finder = stubs.StubFinder(idle=())  # what only saves start-up time stays itself: tests of the same process use it
-    others.ask_transformers()
+    preimport.ask_transformers()
     image_processors.install(boot.SHIMS)
     sys.meta_path.insert(0, finder)
     importlib.import_module(SPECULATIVE.partition(".")[0])

@@ -12,7 +12,7 @@ from msgspec import Struct
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import Kernels
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 Status = Literal["equal", "diverged", "unknown", "absent"]
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from msgspec import UNSET
 
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.sglang import by_content, changes
+from eagletwin.harness.engines.sglang import changes, own_loader
 from eagletwin.harness.engines.sglang.boot import identity
 from eagletwin.harness.engines.sglang.patches import PatchFailed
 
@@ -39,7 +39,7 @@ def main() -> None:
 
     try:
         if job.root:
-            by_content.install()
+            own_loader.install()
         if len(sys.argv) > 3:
             changes.install(sys.argv[3])
             changes.watch_kernels()

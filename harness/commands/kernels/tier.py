@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from eagletwin.cases import profiles
+from eagletwin.cases import sample_cases
 from eagletwin.harness.core.patch import Edit
 
 from .plant import planted, silenced
@@ -89,8 +89,8 @@ def _named(of: Property) -> Callable[[Any], None]:
 
 def same_cases(count: int = CASES) -> settings:
     """Settings which draw the same cases in every run, on any machine."""
-    profiles.register()
-    profiles.draw_from_seeds_alone()
+    sample_cases.register()
+    sample_cases.draw_from_seeds_alone()
     quiet = [*settings.get_profile("eagletwin-ci").suppress_health_check, HealthCheck.filter_too_much]
     return settings(settings.get_profile("eagletwin-ci"), max_examples=count, suppress_health_check=quiet)
 

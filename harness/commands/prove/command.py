@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.cases.carried import cannot_be_in
 from eagletwin.cases.ledger import ledger_of, with_probes
-from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.cases.reach import cannot_be_in, unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.mode import CPU
-from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import show
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, progress, show
 from eagletwin.harness.families.valid import check_model
 
 from ..as_json import with_json

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.cases.carried import carried
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import remedies_of
+from eagletwin.cases.reach import carried
 from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -70,7 +70,7 @@ def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpe
 
 def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
     """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
-    from eagletwin.harness.families.greedy import target_says  # it imports torch
+    from eagletwin.harness.families.weights import target_says  # it imports torch
 
     idle, beside = 0, tuple[str, ...]()
     for one in carried(entry, model, target_says):

@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.core.folders import new_run_folder
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
-from eagletwin.harness.page.render import NAME, write_page
+from eagletwin.harness.core.files import new_run_folder
+from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow, write_page
 
 from ..as_json import tell_result
 from ..page_facts import page_beside, read_facts, row

@@ -17,14 +17,13 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome, check
 from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
-from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.engines.lock import releases
-from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.provision import NotFetched, releases
 from eagletwin.harness.engines.release_hosts import hosts
-from eagletwin.harness.judge.unseen import shows_instead
+from eagletwin.harness.judge.completeness import shows_instead
 from eagletwin.harness.page.run import write_run
 
 

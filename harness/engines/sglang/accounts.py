@@ -8,7 +8,7 @@ from eagletwin.harness.core.arrays import Array, runs_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.trace import Recorder, When
 
-from .fates import Fates, Messages
+from .answers import Fates, Messages
 from .taps.taps import Taps
 
 

@@ -2,7 +2,8 @@
 
 SGLang is at fault in its own code, where it calls what this engine has no part of (`StubCalled`), where it hands a stand-in
 what the kernel in whose place it stands could not take either (`BadArguments`), in the runtime of its Triton kernels, and in a
-call of its own that eagletwin stands around (`hand_on`). All else that is raised in eagletwin's code is eagletwin's."""
+call of its own that eagletwin stands around (`hand_on`). All else that is raised in eagletwin's code is eagletwin's.
+"""
 
 import contextlib
 import traceback
@@ -63,3 +64,16 @@ def is_ours(error: BaseException) -> bool:
         if file.is_relative_to(_HARNESS) and "triton_cpu" not in file.parts:
             return True
     return False
+
+
+# What eagletwin does not drive, whatever SGLang would do with it. Raised while a scheduler is built; reported as eagletwin's
+# limit.
+
+
+class NotDriven(Exception):
+    """A configuration, or one of its settings on this release."""
+
+
+# Switches of this adapter that are on in this process. A patch names them (core/patch.py), and patches.py puts them on.
+
+ON: set[str] = set()

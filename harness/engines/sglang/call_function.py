@@ -4,20 +4,158 @@ Each answers with plain numbers; what they must be is the caller's to say (harne
 """
 
 import contextlib
+import dataclasses
+import importlib
 import importlib.util
 import inspect
 import os
 import socket
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
-from eagletwin.harness.engines import triton_cpu, wire
+from eagletwin.harness.engines import protocol, triton_cpu
 
-from . import deepseek_v4, patches
+from . import patches
+from .compat import deepseek_v4 as era
+
+# SGLang's multi-step draft backend of DeepSeek-V4 on a CPU: its own classes and pools, of one draft layer.
+#
+# Before the first step of draft decode it plans all of them: which slots a step writes, and which it reads. The plan is made in
+# torch and in Triton kernels, which run here. Beside it lie schedules of FlashMLA, of DeepGEMM's indexer and of the
+# compressors, made by code that a GPU needs: none of them holds a slot, a draft layer of NextN needs the first alone, and none
+# is made here. Attention itself is FlashMLA, and does not run.
+
+BACKEND = "sglang.srt.layers.attention.deepseek_v4_backend"
+PAGE_SIZE, WINDOW = 256, 128  # the backend demands the first; the second is its SWA_WINDOW
+_HEAD = 512  # it demands this, too
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step of draft decode is planned to do, a number or a list for each request.
+
+    writes         slots of the rows that it writes
+    window_writes  the same in the pool of the window; empty: the release translates them when it stores
+    length         how many rows of the request lie before and at its own, as far as the step is told
+    position       where it stands, as far as it is told
+    reads          slots in the pool of the window that it attends to, the oldest first
+    pages          the request's pages
+    """
+
+    writes: list[int]
+    window_writes: list[int]
+    length: list[int]
+    position: list[int]
+    reads: list[list[int]]
+    pages: list[list[int]]
+
+
+@contextlib.contextmanager
+def draft_backend(req_to_token: Tensor, full_to_window: Tensor, num_steps: int) -> Iterator[Any]:
+    """A DeepseekV4MultiStepBackend of a chain of num_steps, for as long as the block takes.
+
+    req_to_token    [requests, columns] int32: slots of the pool of all positions, columns a multiple of PAGE_SIZE
+    full_to_window  [slots + 1] int64: slot of the window's pool for each of these; the last entry is -1, for no slot
+    """
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    module = importlib.import_module(BACKEND)
+    requests, columns = req_to_token.shape
+    arguments = {
+        "attention_backend": "dsv4",
+        "device": "cpu",
+        "speculative_algorithm": "EAGLE",
+        "speculative_eagle_topk": 1,
+        "speculative_num_steps": num_steps,
+        "speculative_num_draft_tokens": num_steps + 1,
+    }
+    with _without_schedules(module), era.configured(**arguments) as server_arguments:
+        pool = era.pool(DeepSeekV4TokenToKVPool, PAGE_SIZE, len(full_to_window) - 1, requests)
+        pool.register_mapping(full_to_window)
+        runner = SimpleNamespace(
+            device="cpu",
+            page_size=PAGE_SIZE,
+            model_config=SimpleNamespace(
+                context_len=columns,
+                head_dim=_HEAD,
+                v_head_dim=_HEAD,
+                hf_text_config=SimpleNamespace(index_topk=_HEAD),
+            ),
+            req_to_token_pool=SimpleNamespace(req_to_token=req_to_token, size=requests),
+            token_to_kv_pool=pool,
+            hisparse_coordinator=None,
+            is_draft_worker=True,
+            server_args=server_arguments,
+            spec_algorithm=SpeculativeAlgorithm.EAGLE,
+        )
+        yield module.DeepseekV4MultiStepBackend(runner, 1, num_steps)
+
+
+@contextlib.contextmanager
+def _without_schedules(module: Any) -> Iterator[None]:
+    """Without what only a GPU can make, and with the kernels that one would launch."""
+    with contextlib.ExitStack() as stack:
+        for name in ("_create_flashmla_metadata", "create_paged_compressor_data", "PagedIndexerMetadata"):
+            stack.enter_context(patch.object(module, name, lambda **_: None))
+        kernels = sys.modules.get(getattr(getattr(module, "BuildCausalSwaPageIndices", None), "__module__", ""))
+        if kernels is not None:  # up to 0.5.15.post1 the plan is torch's, on a GPU too
+            stack.enter_context(patch.object(kernels, "_inputs_on_cuda", lambda *_, **__: True))
+        stack.enter_context(era.slots_side_by_side(module.DSV4AttnMetadata))
+        stack.enter_context(era.as_on_hopper())
+        yield
+
+
+def plan(backend: Any, rows: Sequence[int], lengths: Sequence[int], slots: Sequence[int]) -> list[StepPlan]:
+    """What each step is planned to do, without a CUDA graph. Raises what the backend raises.
+
+    rows: of req_to_token, one a request; lengths: committed tokens; slots: the batch's, num_steps of each request, one request
+    after the other, as the worker allots them.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    held = torch.tensor(lengths)
+    given = {
+        "forward_mode": ForwardMode.DECODE,
+        "batch_size": len(lengths),
+        "input_ids": torch.zeros_like(held),
+        "req_pool_indices": torch.tensor(rows),
+        "seq_lens": held,
+        "seq_lens_cpu": held,
+        "seq_lens_sum": sum(lengths),
+        "out_cache_loc": torch.tensor(slots),
+        "positions": held.clone(),
+        "req_to_token_pool": SimpleNamespace(req_to_token=backend.req_to_token),  # up to 0.5.12.post1
+    }
+    known = {field.name for field in dataclasses.fields(ForwardBatch)}
+    backend.init_forward_metadata(ForwardBatch(**{name: value for name, value in given.items() if name in known}))
+    planned = [of for of in backend.attn_backends if of.forward_metadata is not None]
+    return [plan_of(of) for of in planned]
+
+
+def plan_of(of: Any) -> StepPlan:
+    """What the backend of a step has planned."""
+    if hasattr(of, "_maybe_upgrade_forward_metadata"):  # up to 0.5.12.post1 the first layer makes the rest of the plan
+        of._maybe_upgrade_forward_metadata()
+    core = of.forward_metadata.core_attn_metadata
+    window = getattr(core, "swa_out_cache_loc", None)
+    counts = core.swa_topk_lengths.tolist()
+    return StepPlan(
+        writes=core.raw_out_loc.tolist(),
+        window_writes=[] if window is None else window.tolist(),
+        length=core.seq_lens_casual.tolist(),
+        position=core.positions_casual.tolist(),
+        reads=[row[:count][::-1] for row, count in zip(core.swa_page_indices.tolist(), counts, strict=True)],
+        pages=core.page_table.tolist(),
+    )
 
 
 class NoSuchFunction(Exception):
@@ -28,16 +166,16 @@ class _Refused(Exception):
     """A step does not take the slots that it is handed."""
 
 
-def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]], list[deepseek_v4.StepPlan]]:
+def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]], list[StepPlan]]:
     """(slots that each step of draft decode is handed, what it plans) of DeepSeek-V4's multi-step draft backend, without a
     CUDA graph. Where the backend refuses what it is handed, no step has a plan.
 
     committed  tokens of each request; slots: the batch's, as the worker allots them: as many as steps of each request, one
                after the other. Request r has the slots 1000 * (r + 1) + column, and the window's pool the same.
     """
-    if importlib.util.find_spec(deepseek_v4.BACKEND) is None:
+    if importlib.util.find_spec(BACKEND) is None:
         raise NoSuchFunction("the release has no DeepSeek-V4 backend")
-    columns, requests = 2 * deepseek_v4.PAGE_SIZE, len(committed)
+    columns, requests = 2 * PAGE_SIZE, len(committed)
     table = 1000 * torch.arange(1, requests + 1)[:, None] + torch.arange(columns)
     window = torch.arange(1000 * (requests + 1) + columns)
     window[-1] = -1
@@ -53,15 +191,15 @@ def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]
 
         return decode
 
-    plans: list[deepseek_v4.StepPlan] = []
+    plans: list[StepPlan] = []
     with (
         triton_cpu.installed(),
-        deepseek_v4.draft_backend(table.int(), window, len(slots) // requests) as backend,
+        draft_backend(table.int(), window, len(slots) // requests) as backend,
         contextlib.suppress(_Refused),
     ):
         for step, of in enumerate(backend.attn_backends):
             of.init_forward_metadata_decode = noted(step, of.init_forward_metadata_decode)
-        plans = deepseek_v4.plan(backend, range(requests), committed, slots)
+        plans = plan(backend, range(requests), committed, slots)
     return [handed[step] for step in sorted(handed)], plans
 
 
@@ -183,14 +321,14 @@ def kept_states(states: list[int], stale: list[int], num_steps: list[int]) -> li
     return [[int(state) for state in kept[:, 0]] for kept in worker.req_to_hidden_states_pool]
 
 
-def serve(connection: socket.socket, probe: wire.Probe) -> NoReturn:
+def serve(connection: socket.socket, probe: protocol.Probe) -> NoReturn:
     """Answer one probe, and end."""
     try:
         for patch in probe.patches:
             patches.apply(patch)
-        wire.send(connection, wire.Probed(PROBES[probe.name](**probe.given)))
+        protocol.send(connection, protocol.Probed(PROBES[probe.name](**probe.given)))
     except BaseException as error:
-        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        protocol.send(connection, protocol.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
     os._exit(0)
 
 

@@ -22,12 +22,11 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, Watch, with_executed
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.changed_statements import add_calls
+from eagletwin.harness.engines.changed_code import add_calls
 
 from .blame import hand_on
 from .evidence import CALL, executed
-from .noted_source import NotedSource
-from .source_finder import SourceFinder
+from .own_loader import NotedSource, SourceFinder
 
 _watch: Watch | None = None
 _launches_deep: bool | None = None  # whether launches are watched, and if so, whether for all that a kernel names

@@ -13,25 +13,22 @@ from unittest.mock import patch
 import torch
 
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.jitter import Jitter, Jittered
-from eagletwin.harness.core.records import EngineInfo
-from eagletwin.harness.core.sessions import most_before
+from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered
+from eagletwin.harness.core.request_inputs import most_before
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.families import RECIPES
 
-from . import adapters, control, switches
+from . import blame, case_requests
 from .accounts import Accounts
-from .eras import adaptive, requests, stepping, workers
-from .eras import sessions as kept_sessions
-from .fates import Fates
-from .in_step import InStep
+from .answers import Fates
+from .case_requests import InStep, OpenSessions
+from .compat import adaptive, requests, workers
+from .compat import sessions as kept_sessions
 from .jitter import Pauses, streams_of
-from .sessions import OpenSessions
-from .stand_ins.ends import Ends
-from .taps.plain import PlainTaps
+from .stand_ins.configuration import Ends
+from .taps.plain import PlainTaps, Unrecorded, Unwaited
 from .taps.stages import EarlierStage, LastStage
 from .taps.taps import Taps
-from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
 
 
@@ -51,7 +48,7 @@ def _taps_of(scheduler: Any, *, waits: bool) -> type[Taps]:
     """The taps for the worker that runs, or those that record nothing. waits: for the GPU, when they look at it."""
     if not waits:
         return Unwaited
-    if "record-nothing" in switches.ON:
+    if "record-nothing" in blame.ON:
         return Unrecorded
     return TapsV1 if workers.is_v1(scheduler) else Taps
 
@@ -134,11 +131,11 @@ class Drive:
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         receiver = type(getattr(self._scheduler, "request_receiver", self._scheduler))
         if self._stages > 1:
-            put(receiver, stepping.RECEIVE_OF_RANKS, self._receives_in_stages(receiver))
+            put(receiver, workers.RECEIVE_OF_RANKS, self._receives_in_stages(receiver))
         elif self._ranks == 1:
             put(receiver, "recv_requests", lambda _self, *args, **kwargs: self._receive())
         else:
-            put(receiver, stepping.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
+            put(receiver, workers.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
         if self._scheduler.tokenizer is None and any(request.min_new_tokens for request in self.case.requests):
             put(self._scheduler, "tokenizer", Ends())
 
@@ -153,7 +150,7 @@ class Drive:
             self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size, self.case.engine.sglang.grammar_backend)
         adaptive.restart(self._scheduler, self.case)
         if self.case.adapters:
-            adapters.load(self._scheduler, self.case)
+            case_requests.load(self._scheduler, self.case)
         chunk = self._scheduler.chunked_prefill_size
         if any(event.step for event in self.case.events):
             self._in_step.watch(self._scheduler)
@@ -162,7 +159,7 @@ class Drive:
             self._pauses.start()
         try:
             with self._taps, contextlib.suppress(_Done):
-                stepping.event_loop(self._scheduler)()
+                workers.event_loop(self._scheduler)()
         finally:
             self._in_step.undo()
             if self._pauses is not None:
@@ -175,7 +172,7 @@ class Drive:
 
     def _receives_in_stages(self, receiver: type) -> Callable[[Any], list[Any] | None]:
         """The first stage is handed what comes, and each hands it on to the next, which all step through the same case."""
-        pulls: Callable[[Any], list[Any] | None] = getattr(receiver, stepping.RECEIVE_OF_RANKS)
+        pulls: Callable[[Any], list[Any] | None] = getattr(receiver, workers.RECEIVE_OF_RANKS)
 
         def receive(own: Any) -> list[Any] | None:
             messages = self._receive()
@@ -264,8 +261,8 @@ class Drive:
     def _control(self, event: Event) -> list[Any]:
         if event.kind == "close":
             return list(self._sessions.close(event.session, self._iteration))
-        sent = control.messages(event, self._paused)
-        self._paused = control.pauses(event, self._paused)
+        sent = case_requests.messages(event, self._paused)
+        self._paused = case_requests.pauses(event, self._paused)
         return sent
 
     def _limit(self) -> int:

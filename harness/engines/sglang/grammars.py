@@ -13,7 +13,7 @@ from eagletwin.harness.core.grammar import as_ebnf, ends, spelled, word
 from eagletwin.harness.core.mode import Mode
 
 from . import patches
-from .not_driven import NotDriven
+from .blame import NotDriven
 
 # Where SGLang has what it makes of a grammar
 CLASSES: dict[GrammarBackend, tuple[str, str]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eagletwin.harness.core.jitter import Jitter, Jittered, Pause
+from eagletwin.harness.core.records import Jitter, Jittered, Pause
 
 _CYCLES = 2000  # of a microsecond: GPUs of today run at up to 2 GHz
 _SPREAD = 100  # the shortest pause is this part of the longest

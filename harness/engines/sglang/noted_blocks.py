@@ -15,8 +15,7 @@ import msgspec
 
 from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE, blocks_of
 
-from .noted_source import NotedSource, note
-from .source_finder import LoaderOf, SourceFinder
+from .own_loader import LoaderOf, NotedSource, SourceFinder, note
 
 _ran: dict[str, set[int]] = {}  # file -> first lines of blocks that ran, here or before the fork
 

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, changes_of, with_executed
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.engines.changed_statements import add_calls, changed_points
+from eagletwin.harness.engines.changed_code import add_calls, changed_points
 
+from . import blame
 from . import changes as tree_changes
-from . import switches
 from .evidence import CALL, executed
 
 _edited: dict[Any, "_Source"] = {}  # code objects that edits made -> their source, for an edit of the same function after them
@@ -79,7 +79,7 @@ def unreached() -> tuple[str, ...]:
 def apply(patch: Patch) -> None:
     """Apply all of a patch, or raise PatchFailed (the process is then of no use). What fits only in part is taken back
     before the patch's other edits are tried."""
-    switches.ON.update(patch.switches)
+    blame.ON.update(patch.switches)
     done: list[tuple[Any, Any]] = []
     applied.append(Applied(patch.name))
     try:

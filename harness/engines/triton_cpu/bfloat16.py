@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from .dtypes import F32, F64, I16, U16, Opaque
-from .errors import Unsupported
 from .fill import undefined
 from .lanes import aligned
-from .state import STATE, Fill
+from .state import STATE, Fill, Unsupported
 
 BF16 = Opaque("bfloat16", 2)
 _NAN = 0x7FA5  # as fill.py marks memory of torch.empty

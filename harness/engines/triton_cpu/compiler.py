@@ -16,15 +16,92 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as real_tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import _normalize_ty
 
-from . import language, names
-from .dtypes import PointerType
-from .errors import Unsupported
-from .rewrite import Rewriter
+from . import lanes, language, values
+from .dtypes import BOOL, F16, F32, F64, Opaque, PointerType
+from .rewrite import PREFIX, Rewriter
+from .state import MARK, Unsupported
+
+# The names that rewritten kernel source may call besides its own globals: operators, tensor methods, dtype methods.
+# rewrite.py puts calls to them in place of operators and methods; compiler.py gives them to every compiled function.
+
+
+def _bitwidth(dtype: Any) -> int:
+    return 1 if dtype == BOOL else int(dtype.itemsize) * 8
+
+
+def _kinds(kinds: str) -> Callable[[Any], bool]:
+    return lambda dtype: isinstance(dtype, np.dtype) and dtype.kind in kinds
+
+
+_DTYPE_METHODS: dict[str, Callable[[Any], bool]] = {
+    "is_ptr": lambda dtype: isinstance(dtype, PointerType),
+    "is_fp8": lambda dtype: isinstance(dtype, Opaque) and dtype.itemsize == 1,
+    "is_bf16": lambda dtype: isinstance(dtype, Opaque) and dtype.itemsize == 2,
+    "is_fp16": lambda dtype: bool(dtype == F16),
+    "is_fp32": lambda dtype: bool(dtype == F32),
+    "is_fp64": lambda dtype: bool(dtype == F64),
+    "is_floating": lambda dtype: isinstance(dtype, Opaque) or _kinds("f")(dtype),
+    "is_int": _kinds("iub"),
+    "is_int_signed": _kinds("ib"),
+    "is_int_unsigned": _kinds("u"),
+}
+_TENSOR_METHODS = (
+    *(
+        "to",
+        "cast",
+        "sum",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "xor_sum",
+        "cumsum",
+        "cumprod",
+        "reshape",
+        "view",
+        "trans",
+    ),
+    *(
+        "permute",
+        "broadcast_to",
+        "expand_dims",
+        "ravel",
+        "abs",
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "sqrt",
+        "rsqrt",
+        "sigmoid",
+    ),
+    *("sin", "cos", "floor", "ceil", "split", "gather", "sort", "flip", "reduce", "associative_scan"),
+)
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "shl", "shr", "invert", "negate"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "typed"),
+)
+
+RUNTIME: dict[str, Any] = {
+    MARK: True,
+    **{PREFIX + name: getattr(values, name) for name in _OPERATORS},
+    PREFIX + "range": language.int_range,
+    PREFIX + "truth": lanes.truth,
+    PREFIX + "item": lanes.item,
+    PREFIX + "all": slice(None),
+    PREFIX + "bitwidth": _bitwidth,
+    PREFIX + "method_to": language.to,
+    **{f"{PREFIX}method_{n}": language.NAMES[n] for n in _TENSOR_METHODS if n != "to"},
+    **{f"{PREFIX}method_{n}": check for n, check in _DTYPE_METHODS.items()},
+}
+METHODS = frozenset((*_TENSOR_METHODS, *_DTYPE_METHODS))
+
 
 _MISSING = object()
 
@@ -176,14 +253,14 @@ def _compile(fn: Any) -> Compiled:
     parameters = {name: annotations.get(name) == "constexpr" for name in signature}
     stored = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
-    Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS, constexprs).visit(definition)
+    Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), METHODS, constexprs).visit(definition)
     nodes = list(ast.walk(ast.fix_missing_locations(tree)))
     noted = _watched.get(dotted(fn))
     if noted is not None:
         noted[0](tree)
     used = {node.id for node in nodes if isinstance(node, ast.Name) and node.id in scope}
     uses = tuple((fn.__globals__, name, fn.__globals__[name]) for name in sorted(used) if name in fn.__globals__)
-    namespace = {"__builtins__": builtins, **names.RUNTIME, **{name: adapt(scope[name]) for name in used}}
+    namespace = {"__builtins__": builtins, **RUNTIME, **{name: adapt(scope[name]) for name in used}}
     if noted is not None:
         namespace[noted[1]] = noted[2]
     exec(compile(tree, fn.__code__.co_filename, "exec"), namespace)

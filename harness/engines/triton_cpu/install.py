@@ -14,9 +14,9 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .checks import Checks, execute
 from .compiler import compiled
-from .errors import KernelError, KernelViolation, Unshadowed, Unsupported
 from .launch import bind
 from .pools import LivePools
+from .state import KernelError, KernelViolation, Unshadowed, Unsupported
 
 
 @dataclass(slots=True)

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from . import atomics, bfloat16, memory, reduce, shapes
-from .block_pointers import advance, make_block_ptr
+from . import bfloat16, blocks, memory
+from .blocks import POINTERS, dims
 from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType
-from .errors import Unsupported
 from .fill import filled
 from .lanes import aligned, extra, trip_range
+from .memory import advance, make_block_ptr
 from .pools import from_address
-from .shapes import POINTERS, dims
-from .state import STATE
+from .state import STATE, Unsupported
 from .values import add, common_dtype, convert, floordiv, ndarray, sub, typed
 from .values import cast as _cast_value
 
@@ -242,10 +241,10 @@ _NUMPY = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.floor, n
 _HERE: tuple[Callable[..., Any], ...] = (
     *(program_id, num_programs, arange, full, zeros, zeros_like, where, clamp, cdiv, dot, abs),
     *(fma, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, make_block_ptr, advance),
-    *(shapes.reshape, shapes.broadcast_to, shapes.broadcast, shapes.expand_dims, shapes.trans, shapes.ravel),
-    *(shapes.join, shapes.split, shapes.interleave, shapes.cat, shapes.gather),
-    *(reduce.sum, reduce.xor_sum, reduce.reduce_or, reduce.cumsum, reduce.cumprod, reduce.reduce),
-    *(reduce.associative_scan, reduce.histogram, reduce.sort, reduce.topk, reduce.flip),
+    *(blocks.reshape, blocks.broadcast_to, blocks.broadcast, blocks.expand_dims, blocks.trans, blocks.ravel),
+    *(blocks.join, blocks.split, blocks.interleave, blocks.cat, blocks.gather),
+    *(blocks.sum, blocks.xor_sum, blocks.reduce_or, blocks.cumsum, blocks.cumprod, blocks.reduce),
+    *(blocks.associative_scan, blocks.histogram, blocks.sort, blocks.topk, blocks.flip),
 )
 _ATOMICS = ("add", "max", "min", "and", "or", "xor", "xchg", "cas")
 
@@ -259,14 +258,14 @@ NAMES: dict[str, Any] = {
     **{function.__name__: function for function in _HERE},
     "minimum": minimum,
     "maximum": maximum,
-    "max": reduce.max,
-    "min": reduce.min,
-    "argmax": reduce.argmax,
-    "argmin": reduce.argmin,
-    **{f"atomic_{op}": getattr(atomics, f"atomic_{op}") for op in _ATOMICS},
+    "max": blocks.max,
+    "min": blocks.min,
+    "argmax": blocks.argmax,
+    "argmin": blocks.argmin,
+    **{f"atomic_{op}": getattr(memory, f"atomic_{op}") for op in _ATOMICS},
     "cast": to,
-    "permute": shapes.trans,
-    "view": shapes.reshape,
+    "permute": blocks.trans,
+    "view": blocks.reshape,
     "pointer_type": PointerType,
     "range": int_range,
     "static_range": int_range,

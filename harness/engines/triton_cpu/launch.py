@@ -16,10 +16,9 @@ import torch
 from .bfloat16 import BF16
 from .compiler import Compiled, Device, adapt
 from .dtypes import F32, U32, Opaque
-from .errors import KernelError, KernelViolation, Unsupported
 from .lanes import Diverged, Groupings
 from .memory import Memory, Pointer
-from .state import MARK, STATE, Fill
+from .state import MARK, STATE, Fill, KernelError, KernelViolation, Unsupported
 from .values import scalar_dtype
 
 _OPAQUE = {torch.bfloat16: (BF16, torch.int16)}

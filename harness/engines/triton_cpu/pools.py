@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from .dtypes import I64, Opaque, PointerType
-from .errors import UnregisteredAddress, Unsupported
 from .lanes import aligned
 from .memory import Memory, Pointer
-from .state import STATE, where
+from .state import STATE, UnregisteredAddress, Unsupported, where
 from .values import ndarray
 
 

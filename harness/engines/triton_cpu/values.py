@@ -14,8 +14,8 @@ import numpy as np
 
 from . import bfloat16
 from .dtypes import BOOL, F16, F32, F64, I8, I32, I64, U32, U64, Opaque
-from .errors import Unsupported
 from .lanes import aligned
+from .state import Unsupported
 
 ndarray = np.ndarray
 i32, i64, f32, bool_ = np.int32, np.int64, np.float32, np.bool_

@@ -9,7 +9,7 @@ import typer
 from eagletwin.cases.ledger import entries_of, patches_of
 from eagletwin.harness.commands.options import Remedies, Sglang
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.core.progress import each, progress
+from eagletwin.harness.core.terminal import each, progress
 
 from ..progress import telling
 

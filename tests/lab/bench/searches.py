@@ -26,8 +26,8 @@ from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import unreached
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen

@@ -4,7 +4,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL
-from eagletwin.harness.core.progress import progress
+from eagletwin.harness.core.terminal import progress
 
 from ..checkout import ROOT
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import alone, cache_folder
+from eagletwin.harness.core.files import alone, cache_folder
 from eagletwin.harness.families.weights import keep
 
 from . import archives, slim, unpack

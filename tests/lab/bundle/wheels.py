@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 
 # pip takes a wheel of one of these tags, and knows no "or older"
 _PLATFORMS = (

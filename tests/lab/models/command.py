@@ -10,8 +10,7 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, progress
 
 from ..progress import telling
 

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from eagletwin.cases.carried import CASES
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.reach import CASES
 from eagletwin.harness.commands.gpu.in_model import FILE, InModel, ModelCell
 from eagletwin.harness.commands.prove.reasons import reason
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
 
 PAGE = "models.md"

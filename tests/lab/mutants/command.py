@@ -7,8 +7,8 @@ import typer
 
 from eagletwin.harness.commands.options import Sglang
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.folders import cache_folder
-from eagletwin.harness.core.progress import progress
+from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.terminal import progress
 
 from ..progress import telling
 

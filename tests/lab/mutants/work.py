@@ -8,8 +8,8 @@ from random import Random
 import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.engines.here import init_file
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.inprocess import init_file
 from eagletwin.harness.engines.source import Source
 
 from .corpus import Known, gather

@@ -12,10 +12,9 @@ import typer
 
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.cases.ledger import with_probes
-from eagletwin.harness.commands.releases import chosen
+from eagletwin.harness.commands.info import chosen
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count, progress
 
 from ..progress import telling
 

@@ -6,7 +6,7 @@ all of these releases have or had change drafts, and verification repairs those.
 
 from random import Random
 
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, Request
 
 COUNT = 100

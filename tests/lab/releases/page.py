@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from eagletwin.cases.entry import Known
-from eagletwin.harness.core.words import count
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.core.terminal import count
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow
 
 from .results import Cell, Measured
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from eagletwin.cases.entry import Entry, Known, Probe
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 from .results import FILE, Cell, Measured
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eagletwin.harness.commands.answer_store import read_answers
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.commands.page_facts import read_answers
+from eagletwin.harness.engines.provision import releases
 
 from ..answers import write_answers
 

@@ -172,7 +172,7 @@ def digest_of(tokens: dict[str, list[int]]) -> str:
 
 def plain_greedy(case: Case) -> dict[str, list[int]]:
     """What the target alone says to each request of a common case, by the reference, in float64."""
-    from eagletwin.harness.families.greedy import target_says  # it imports torch
+    from eagletwin.harness.families.weights import target_says  # it imports torch
 
     return {request.id: target_says(case.model, request.prompt, request.max_new_tokens) for request in case.requests}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import alone, cache_folder
+from eagletwin.harness.core.files import alone, cache_folder
 from eagletwin.harness.deserved.device import check_device
 
 from .pair import FACTS, PARTS, PROMPTS, make_pair

@@ -8,7 +8,7 @@ import typer
 
 from eagletwin.harness.commands.options import let_threads_sleep
 from eagletwin.harness.core.errors import EXIT_EQUAL
-from eagletwin.harness.core.progress import progress
+from eagletwin.harness.core.terminal import progress
 
 from ..progress import telling
 from .settings import SIZES, Size

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from eagletwin.reference.eagle import Head
+from eagletwin.reference.layers import rms_norm
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.norm import rms_norm
 
 from .heads import DraftPlan, Weights
 from .optimise import optimise

@@ -1,7 +1,7 @@
 """How many tokens a round commits, by the reference alone: the target is greedy, and so are its drafts.
 
 The prompts are held-out text. What the target says to a prompt is found first, one token at a time; it is then followed as any
-text is (follow.py, last_fed.py), so nothing depends on how an engine batches or stores anything.
+text is (follow.py, follow.py), so nothing depends on how an engine batches or stores anything.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.deserved.draft import draft_of_recipe
-from eagletwin.harness.deserved.follow import follow_chains
-from eagletwin.harness.deserved.last_fed import follow_last_fed
-from eagletwin.harness.deserved.walk import walk
+from eagletwin.harness.deserved.follow import follow_chains, follow_last_fed
+from eagletwin.harness.deserved.rounds import walk
 from eagletwin.reference.llama import target_rows
 
 from .heads import DraftPlan, Weights

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagletwin.harness.core.versions import installed
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.families import family_of
 from eagletwin.harness.families.family import Part
 from eagletwin.harness.families.recipe import Recipe

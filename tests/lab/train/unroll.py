@@ -8,9 +8,9 @@ committed rows up to i and its own earlier ones. A test holds this equal to the 
 import torch
 from torch import Tensor
 
+from eagletwin.reference.draft_heads import behind
 from eagletwin.reference.eagle import DraftRows, Head, draft_rows
 from eagletwin.reference.llama import side_by_side
-from eagletwin.reference.rows import behind
 
 
 def unroll(head: Head, windows: Tensor, hidden: Tensor, layer: int, steps: int) -> list[DraftRows]:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.commit import accept_row, bonus_token, last_row, tracked_place
-from eagletwin.reference.tree import move_to_front, path_to
+from eagletwin.reference.tree import accept_row, bonus_token, last_row, move_to_front, path_to, tracked_place
 
 from ..release import EAGLE, WORKER, load
 from ..tier import Property

@@ -1,5 +1,5 @@
 """What DeepSeek-V4's multi-step draft backend plans for each step of a chain, without a CUDA graph: slots that a step writes,
-and the window that it reads. The backend is SGLang's own, on a tiny configuration (engines/sglang/deepseek_v4.py).
+and the window that it reads. The backend is SGLang's own, on a tiny configuration (engines/sglang/call_function.py).
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.sglang.deepseek_v4 import PAGE_SIZE, WINDOW, draft_backend, plan
+from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, WINDOW, draft_backend, plan
 from eagletwin.reference.layout import draft_columns, draft_reads
 
 from ..release import DSV4, DSV4_PLANS, module

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.commit import Move, accept_row, kv_moves, moved
-from eagletwin.reference.tree import path_to
+from eagletwin.reference.tree import Move, accept_row, kv_moves, moved, path_to
 
 from ..release import EAGLE, INDEX, LOCS, MOVE, POOLS, SPEC, load
 from ..tier import Property

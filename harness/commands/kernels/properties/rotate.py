@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.commit import rotated
+from eagletwin.reference.tree import rotated
 
 from ..release import ROTATE, load
 from ..tier import Property

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.block_verification import follow_block
-from eagletwin.reference.commit import accept_row
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k
-from eagletwin.reference.tree import retrieve_links
+from eagletwin.reference.tree import accept_row, retrieve_links
 
 from ..release import SAMPLING, load
 from ..tier import Property

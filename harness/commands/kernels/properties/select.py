@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.select import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 from eagletwin.reference.sizes import count_candidates
+from eagletwin.reference.tree import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 
 from ..release import SPEC, TOPK1, UTILS, load, module
 from ..tier import Property

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.commit import tracked_place
-from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
+from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tracked_place
 
 from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
 from ..tier import Property

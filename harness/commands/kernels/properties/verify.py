@@ -7,8 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.commit import accept_row, committed_tokens
-from eagletwin.reference.tree import retrieve_links, walk_greedy
+from eagletwin.reference.tree import accept_row, committed_tokens, retrieve_links, walk_greedy
 
 from ..release import TREE, load
 from ..tier import Property

@@ -14,50 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
-from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.mode import CPU, Dtype, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.modes import not_driven
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
-from .. import adapters, grammars
-from ..early_imports import import_early
-from ..eras import (
+from .. import case_requests, grammars
+from ..blame import NotDriven
+from ..compat import (
     adaptive,
+    attention,
     cuda_literals,
-    draft_attention,
     host_cache,
     lora_on_cpu,
-    plain_rotary,
-    processwide,
     requests,
-    sampling,
     sessions,
     state_layers,
-    stepping,
-    tree_kernels,
-    triton_twins,
+    verify,
     workers,
 )
-from ..not_driven import NotDriven
+from ..own_loader import import_early
 from ..stand_ins import stubs
-from . import (
-    alone,
-    cuda,
-    experts_on_cuda,
-    front_end,
-    model_classes,
-    new_weights,
-    others,
-    parts,
-    plain_engine,
-    stages,
-    states_on_cuda,
-)
+from . import backends, cuda, front_end, new_weights, preimport, server_arguments, single_rank
 
-SHIMS = others.SHIMS
+SHIMS = preimport.SHIMS
 # settings that an engine without a draft lacks
 _OF_DRAFTS = ("topk", "num_steps", "num_draft_tokens", "draft_window", "adaptive")
 
@@ -96,7 +78,7 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
     """Everything that is the same for all configurations. Takes seconds; once per process.
 
     front: the HTTP front end too, on a machine without a GPU."""
-    others.prepare(mode, front=front)
+    preimport.prepare(mode, front=front)
     stubs.come_first()
     for name in (
         "sglang.srt.managers.scheduler",
@@ -110,8 +92,8 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
     if front:
         front_end.import_it()
     if mode.device == "cpu":
-        triton_twins.choose(SHIMS)
-        tree_kernels.install(SHIMS)
+        verify.choose(SHIMS)
+        verify.install(SHIMS)
         cuda_literals.install(SHIMS)
         # What each scheduler imports while it is built or runs: imported here once, and not in each fork
         import_early((*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")), SHIMS)
@@ -145,14 +127,14 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         if mode.device == "cpu":
             state_layers.use_triton(SHIMS, family_of(recipe).modules, scans=recipe.target.scan is not None)
         elif recipe.target.scan is None:
-            states_on_cuda.compute_in_float32(SHIMS)
+            cuda.compute_states_in_float32(SHIMS)
     if recipe.frozen:
         workers.refuse_frozen(family_of(recipe).modules)
-    model_classes.register(family_of(recipe).modules, SHIMS)
+    server_arguments.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
-        states_on_cuda.rotate_in_float32(SHIMS)
+        cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
-        experts_on_cuda.compute_in_float32(SHIMS)
+        cuda.compute_experts_in_float32(SHIMS)
     os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
@@ -162,15 +144,15 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         sessions.prepare(SHIMS)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
     if plain:
-        plain_engine.order_penalties(SHIMS)
+        backends.order_penalties(SHIMS)
     else:
         workers.choose(case, SHIMS)
     wanted = _arguments(case, mode)
-    arguments = ServerArgs(**(plain_engine.arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
+    arguments = ServerArgs(**(backends.arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
     ports = PortArgs.init_new(arguments)
-    stage = stages.stage_of(mode, rank) if mode.pp > 1 else 0
-    processwide.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
-    ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
+    stage = single_rank.stage_of(mode, rank) if mode.pp > 1 else 0
+    workers.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
+    ranks = workers.ranks_of(scheduler_module.Scheduler, rank)
     with cuda.watch_captures(mode, frozen=recipe.frozen):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     if recipe.target.states and not hasattr(scheduler.req_to_token_pool, "mamba_allocator"):
@@ -185,21 +167,21 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
 
 def _make_able(case: Case, mode: Mode) -> None:
     """What a CPU needs before a scheduler of this configuration can be built."""
-    triton_twins.choose(SHIMS)
+    verify.choose(SHIMS)
     if mode.overlap or (RECIPES[case.model].frozen and workers.overlaps(case)):
-        stepping.allow_overlap(SHIMS)
+        workers.allow_overlap(SHIMS)
     if mode.processes == 1:
-        alone.meet_nobody(SHIMS)
+        single_rank.meet_nobody(SHIMS)
     if case.samples:
-        sampling.open_gate(SHIMS)
+        verify.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
-        sampling.leave_kernels_as_they_are(SHIMS)
+        verify.leave_kernels_as_they_are(SHIMS)
     if case.adapters:
         lora_on_cpu.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:
-        draft_attention.use_triton(SHIMS)
+        attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
-        plain_rotary.allow(SHIMS)
+        attention.allow(SHIMS)
 
 
 def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
@@ -207,14 +189,14 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if why := not_driven(case, mode):
         raise NotDriven(why)
     if mode.pp > 1:
-        stages.refuse()
-    if mode.processes > 1 and not stepping.drives_ranks(scheduler_module):
+        single_rank.refuse()
+    if mode.processes > 1 and not workers.drives_ranks(scheduler_module):
         raise NotDriven(
-            f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
+            f"this release has no {workers.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
     _refuse_what_requests_ask(case, mode)
     if case.adapters:
-        adapters.refuse()
+        case_requests.refuse()
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(case.engine.sglang.adaptive)
 
@@ -271,7 +253,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
-        **adapters.arguments(case),
+        **case_requests.arguments(case),
         **grammars.arguments(case),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
@@ -357,7 +339,7 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
         latent = RECIPES[case.model].target.latent is not None
-        asked["attention"] = parts.class_of(mode.attention, latent=latent)
+        asked["attention"] = backends.class_of(mode.attention, latent=latent)
     if scheduler.draft_worker is None:  # plain, or an earlier stage of a pipeline, which does not overlap either
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
@@ -375,7 +357,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
         "graphs": cuda.captured(scheduler),
-        "attention": parts.attention(scheduler),
+        "attention": backends.attention(scheduler),
         "host_pages": host_cache.pages(scheduler),
     }
     if worker is not None:
@@ -384,7 +366,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
             "num_steps": worker.speculative_num_steps,
             "num_draft_tokens": worker.speculative_num_draft_tokens,
             "adaptive": adaptive.controller(scheduler) is not None,
-            "draft_window": parts.draft_window(scheduler),
+            "draft_window": backends.draft_window(scheduler),
         }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 

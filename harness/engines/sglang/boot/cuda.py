@@ -1,12 +1,10 @@
-"""What is different where the worker runs on a GPU: packages that may be absent, layers without a float32 kernel, CUDA graphs.
-
-Called by boot.py. On a CPU nothing here does anything.
-"""
+"""What is different where the worker runs on a GPU: absent packages, layers without a float32 kernel, CUDA graphs."""
 
 import contextlib
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,15 @@ from typing import Any
 import torch
 
 from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Edit
 
-from .. import evidence
+from .. import evidence, patches
 from ..stand_ins import stubs
-from ..taps.captures import CAPTURES
+from ..taps.inner import CAPTURES
+
+# What is different where the worker runs on a GPU: packages that may be absent, layers without a float32 kernel, CUDA graphs.
+#
+# Called by boot.py. On a CPU nothing here does anything.
 
 # Packages of a whole installation of SGLang that no case calls, and that a host may lack. Where one is there, it is used.
 _SPARE: tuple[str, ...] = (
@@ -112,3 +115,65 @@ def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
         yield
     finally:
         drafting.select_top_k_tokens = original
+
+
+# Experts in float32 on a GPU, for which SGLang's kernels are not written: what is changed so that they compute in float32.
+#
+# A served model has bfloat16, and nothing is changed for it. Called by boot.py once a family's model classes are imported.
+
+_FUSED = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe._fused_moe_kernel_sequence"
+_NEXTN = "sglang.srt.models.deepseek_nextn"
+
+
+def compute_experts_in_float32(shims: list[str]) -> None:
+    """Change them, once in a process. Raises PatchFailed where a release has other code."""
+    if any(_FUSED in shim for shim in shims):
+        return
+    # any type but bfloat16 is multiplied in float32 and then rounded to float16
+    patches.rewrite(
+        Edit(
+            target=_FUSED,
+            match="compute_type = tl.bfloat16 if hidden_states.dtype == torch.bfloat16 else tl.float16",
+            replacement="compute_type = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}"
+            ".get(hidden_states.dtype, tl.float16)",
+        )
+    )
+    shims.append(f"{_FUSED}: products of experts in float32 stay float32, and are not rounded to float16")
+    nextn = sys.modules.get(_NEXTN)
+    if nextn is not None and hasattr(nextn, "fused_eh_norm"):
+        nextn._is_cuda = False  # type: ignore[attr-defined]
+        shims.append(f"{_NEXTN}: two norms and a concatenation in place of fused_eh_norm, which knows no float32")
+
+
+# Layers that keep a state, in float32 on a GPU: what is changed so that SGLang's models compute in float32.
+#
+# The kernels of the gated delta rule's chunked prefill are compiled for any type; a check in front of them admits 16 bits
+# alone, and one of them merges its blocks in TF32. A scan (Mamba-2) needs nothing. Of Qwen3.5 one kernel has the norms, the
+# rotation and the gate of its attention, and rounds to bfloat16 whatever it is given: SGLang's own layers run in its place.
+# Called by boot.py.
+
+_RULE = "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule"
+_QWEN = "sglang.srt.models.qwen3_5"
+_PREPARE = f"{_QWEN}.Qwen3_5AttentionDecoderLayer._prepare_qkv_gate"
+_MERGE, _PRECISION = "sglang.kernels.ops.attention.fla.chunk_fwd", "_MERGE_DOT_PRECISION"
+
+
+def compute_states_in_float32(shims: list[str]) -> None:
+    """Change them, once in a process. Raises PatchFailed and ModuleNotFoundError where a release has other code."""
+    if any(_RULE in shim for shim in shims):
+        return
+    from triton import language
+
+    patches.rewrite(Edit(target=_RULE, match="assert q.dtype != torch.float32, (", replacement="assert True, ("))
+    shims.append(f"{_RULE}: its kernels take float32 too")
+    merge: Any = importlib.import_module(_MERGE)
+    setattr(merge, _PRECISION, language.constexpr("ieee"))
+    shims.append(f"{_MERGE}.{_PRECISION}: float32, where it is TF32")
+
+
+def rotate_in_float32(shims: list[str]) -> None:
+    """Change Qwen3.5's attention where it is imported, once in a process. Raises PatchFailed where a release has other code."""
+    if _QWEN not in sys.modules or any(_PREPARE in shim for shim in shims):
+        return
+    patches.rewrite(Edit(target=_PREPARE, match="if _is_cuda and self.attn_output_gate:", replacement="if False:"))
+    shims.append(f"{_PREPARE}: norms, rotation and gate by SGLang's own layers, in place of a kernel that rounds to bfloat16")

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.words import how_it_ended
-from eagletwin.harness.engines import wire
+from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.engines import protocol
 
-from ..eras import draft_attention, sampling, stepping, triton_twins
-from ..not_driven import NotDriven
+from ..blame import NotDriven
+from ..compat import attention, verify, workers
 from ..stand_ins import stubs
 
 # Packages that the front end imports for tool calls and speech, and that a host may lack. One that is there is used.
@@ -44,14 +44,14 @@ def import_it() -> None:
         importlib.import_module(name)
 
 
-def make_able(asked: wire.Serve, folder: str, shims: list[str]) -> None:
+def make_able(asked: protocol.Serve, folder: str, shims: list[str]) -> None:
     """What a server needs on a CPU, in its first process, before it forks the others. folder: takes all its files."""
-    triton_twins.choose(shims)
+    verify.choose(shims)
     if asked.mode.overlap:
-        stepping.allow_overlap(shims)
-    draft_attention.use_triton(shims)
+        workers.allow_overlap(shims)
+    attention.use_triton(shims)
     try:
-        sampling.open_gate(shims)
+        verify.open_gate(shims)
     except NotDriven as error:
         shims.append(f"requests that sample are verified greedily: {error}")
     _fork(shims)

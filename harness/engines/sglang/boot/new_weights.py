@@ -3,8 +3,12 @@
 What each path reaches differs from release to release; the judge sees it in the numbers of whatever runs afterwards.
 """
 
+import os
+import socket
+import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +17,53 @@ from eagletwin.harness.core.case import WeightPath
 from eagletwin.harness.families.store import whole_checkpoint
 from eagletwin.harness.families.weights import model_pair
 
-from . import alone, trainer
+from ..processes.supervise import die_with_parent
+from . import single_rank
+
+# A trainer that broadcasts weights to an engine, as SGLang's users train and serve at once: rank 0 of a group of gloo, in a
+# process of its own.
+
+GROUP = "eagletwin"
+RANKS = 2  # the trainer and the engine
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@contextmanager
+def broadcasting(tensors: Sequence[Tensor], port: int) -> Iterator[None]:
+    """While a process of its own broadcasts these, one after the other, to the engine that joins the group at this port.
+
+    Raises RuntimeError if it did not end well."""
+    trainer = os.fork()
+    if trainer == 0:
+        try:
+            die_with_parent()
+            _broadcast(tensors, port)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    yield
+    _, status = os.waitpid(trainer, 0)
+    if status:
+        raise RuntimeError(f"the trainer ended with status {status}")
+
+
+def _broadcast(tensors: Sequence[Tensor], port: int) -> None:
+    import torch.distributed
+    from sglang.srt.utils import init_custom_process_group
+
+    group = init_custom_process_group(
+        backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=RANKS, rank=0, group_name=GROUP
+    )
+    for tensor in tensors:
+        torch.distributed.broadcast(tensor, src=0, group=group)
+    torch.distributed.destroy_process_group(group)
 
 
 def give(scheduler: Any, model: str, path: WeightPath, ranks: int) -> None:
@@ -54,24 +104,24 @@ def _give_by_a_group(scheduler: Any, named: list[tuple[str, Tensor]], *, bucket:
     """From another process, which is of the same group."""
     from sglang.srt.managers import io_struct
 
-    port, tensors = trainer.free_port(), [tensor for _, tensor in named]
+    port, tensors = free_port(), [tensor for _, tensor in named]
     update = io_struct.UpdateWeightsFromDistributedReqInput(
         names=[name for name, _ in named],
         dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
         shapes=[list(tensor.shape) for tensor in tensors],
-        group_name=trainer.GROUP,
+        group_name=GROUP,
         **({"load_format": "flattened_bucket"} if bucket else {}),
     )
     joined = io_struct.InitWeightsUpdateGroupReqInput(
         master_address="127.0.0.1",
         master_port=port,
         rank_offset=1,
-        world_size=trainer.RANKS,
-        group_name=trainer.GROUP,
+        world_size=RANKS,
+        group_name=GROUP,
         backend="gloo",
     )
-    left = io_struct.DestroyWeightsUpdateGroupReqInput(group_name=trainer.GROUP)
-    with alone.meeting_others(), trainer.broadcasting([_bucket_of(named).get_flattened_tensor()] if bucket else tensors, port):
+    left = io_struct.DestroyWeightsUpdateGroupReqInput(group_name=GROUP)
+    with single_rank.meeting_others(), broadcasting([_bucket_of(named).get_flattened_tensor()] if bucket else tensors, port):
         _send(scheduler, [joined, *_in_a_session([update]), left])
 
 

@@ -3,7 +3,7 @@
     caller ── socket ── ancestor         imports torch, transformers and others; no SGLang
                           └─ zygote      imports one SGLang; answers the caller at a socket of its own
 
-Started by engines/ancestor.py as `python -m eagletwin.harness.engines.sglang.processes.ancestor FD`.
+Started by engines/prefork.py as `python -m eagletwin.harness.engines.sglang.processes.ancestor FD`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from typing import NoReturn
 
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 
 from . import zygote
 from .supervise import die_with_parent
@@ -32,9 +32,9 @@ def main() -> None:
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     failed: BaseException | None = None
     try:
-        from ..boot import others
+        from ..boot import preimport
 
-        others.import_them()
+        preimport.import_them()
     except BaseException as error:
         failed = error  # each zygote says so
     gc.freeze()
@@ -58,11 +58,11 @@ def main() -> None:
         if caller.fileno() not in ready:
             continue
         try:
-            message, descriptors = wire.receive(caller)
+            message, descriptors = protocol.receive(caller)
         except (EOFError, ConnectionError):
             return
-        if not isinstance(message, wire.Import):
-            raise wire.unexpected(message)
+        if not isinstance(message, protocol.Import):
+            raise protocol.unexpected(message)
         connection, leash = descriptors[0], socket.socket(fileno=descriptors[1])
         process = os.fork()
         if process == 0:
@@ -75,7 +75,7 @@ def main() -> None:
         _held[leash] = process
 
 
-def _become(asked: wire.Import, connection: int, failed: BaseException | None) -> NoReturn:
+def _become(asked: protocol.Import, connection: int, failed: BaseException | None) -> NoReturn:
     """The zygote, as if Python had been started in this environment."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

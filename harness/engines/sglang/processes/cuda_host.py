@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 
-from eagletwin.harness.core.child import RUN_MODULE
-from eagletwin.harness.engines import wire
+from eagletwin.harness.core.environment import RUN_MODULE
+from eagletwin.harness.engines import protocol
 
 from . import rank_group as ranks
 from .supervise import reap
@@ -28,16 +28,16 @@ def main() -> None:
     try:
         version = sys.argv[2] if len(sys.argv) > 2 else importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
-        wire.send(connection, wire.Refused("no sglang is installed here", ""))
+        protocol.send(connection, protocol.Refused("no sglang is installed here", ""))
         return
-    wire.send(connection, wire.Ready(version))
+    protocol.send(connection, protocol.Ready(version))
     while True:
         try:
-            message, descriptors = wire.receive(connection)
+            message, descriptors = protocol.receive(connection)
         except EOFError:
             return
-        if not isinstance(message, wire.Build):
-            raise wire.unexpected(message)
+        if not isinstance(message, protocol.Build):
+            raise protocol.unexpected(message)
         reap()
         if os.fork() == 0:
             connection.close()

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 
 from .. import kernels, patches
-from ..boot import boot, identity, parts
-from ..eras import parallel
-from ..not_driven import NotDriven
+from ..blame import NotDriven
+from ..boot import backends, boot, identity
+from ..compat import workers
 from ..stand_ins import stubs
 from . import rank_group as ranks
 from . import runner
@@ -30,21 +30,21 @@ from .supervise import Runner, die_with_parent, reap, supervise
 CASES_PER_RUNNER = 60
 
 
-def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
+def serve(connection: socket.socket, build: protocol.Build) -> NoReturn:
     """Answer the caller's messages until it hangs up."""
     die_with_parent()
     scheduler, info = stand(connection, replace(build, port=ranks.free_port()))
     _answer(connection, scheduler, info, build)
 
 
-def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
+def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
     standing: Runner | None = None
     while True:
         try:
-            message, descriptors = wire.receive(connection)
+            message, descriptors = protocol.receive(connection)
         except (EOFError, ConnectionError):
             os._exit(0)
-        if isinstance(message, wire.Vary):
+        if isinstance(message, protocol.Vary):
             reap()
             if os.fork() == 0:
                 connection.close()
@@ -53,8 +53,8 @@ def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: 
                 _vary(socket.socket(fileno=descriptors[0]), scheduler, info, build, message.patches)
             os.close(descriptors[0])
             continue
-        if not isinstance(message, wire.Run):
-            raise wire.unexpected(message)
+        if not isinstance(message, protocol.Run):
+            raise protocol.unexpected(message)
         spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
         if standing is not None and (spent or standing.gone()):
             standing.hang_up()  # it ends by itself
@@ -63,25 +63,27 @@ def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: 
         if standing is None:
             standing = _start(connection, scheduler, info, build)
         answer = supervise(standing, connection, message)
-        if isinstance(answer, wire.Ran) and answer.ending.kind == "finished":
+        if isinstance(answer, protocol.Ran) and answer.ending.kind == "finished":
             standing.ran += 1
         else:
             standing = None
         try:
-            wire.send(connection, answer)
+            protocol.send(connection, answer)
         except OSError:  # the caller no longer waits
             os._exit(0)
 
 
-def _vary(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build, more: tuple[Patch, ...]) -> NoReturn:
+def _vary(
+    connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build, more: tuple[Patch, ...]
+) -> NoReturn:
     """Serve the caller with these patches in addition, in a fork of the engine that stands."""
     die_with_parent()
     if not all(map(patches.may_follow, more)):
-        wire.send(connection, wire.TooLate())
+        protocol.send(connection, protocol.TooLate())
         os._exit(0)
     _apply(connection, more)
     info = replace(info, patches=(*info.patches, *(patch.name for patch in more)))
-    wire.send(connection, wire.Built(info))
+    protocol.send(connection, protocol.Built(info))
     _answer(connection, scheduler, info, replace(build, patches=(*build.patches, *more)))
 
 
@@ -91,7 +93,7 @@ def _apply(connection: socket.socket, wanted: tuple[Patch, ...]) -> None:
         for patch in wanted:
             patches.apply(patch)
     except patches.PatchFailed as error:
-        wire.send(connection, wire.PatchDidNotApply(str(error)))
+        protocol.send(connection, protocol.PatchDidNotApply(str(error)))
         os._exit(0)
 
 
@@ -100,15 +102,15 @@ def launch_rank(theirs: socket.socket) -> int:
     child = os.fork()
     if child == 0:
         die_with_parent()
-        build, _ = wire.receive(theirs)
-        if not isinstance(build, wire.Build):
-            raise wire.unexpected(build)
+        build, _ = protocol.receive(theirs)
+        if not isinstance(build, protocol.Build):
+            raise protocol.unexpected(build)
         scheduler, info = stand(theirs, build)
         runner.serve(theirs, scheduler, info, build)
     return child
 
 
-def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo]:
+def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, EngineInfo]:
     """The scheduler, and what is reported of it to the caller. If it cannot be built, reports why and ends the process."""
     import torch
 
@@ -123,20 +125,20 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
         changed, info = boot.changed(scheduler, build.configuration, build.mode), _info(build, scheduler)
     except NotDriven as error:
-        wire.send(connection, wire.Refused(str(error), "", ours=True))
+        protocol.send(connection, protocol.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
-        wire.send(connection, wire.refused(error))
+        protocol.send(connection, protocol.refused(error))
         os._exit(0)
     if changed:
-        wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
+        protocol.send(connection, protocol.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
     gc.freeze()
-    wire.send(connection, wire.Built(info))
+    protocol.send(connection, protocol.Built(info))
     return scheduler, info
 
 
-def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> Runner:
+def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> Runner:
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -148,7 +150,7 @@ def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: wire.
     return Runner([child], [ours])
 
 
-def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
+def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
     import torch
     import transformers
     import triton
@@ -170,7 +172,7 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         tp=build.mode.tp,
         rank=build.rank,
         dtype=build.mode.dtype,
-        parts=parts.parts(scheduler) if build.mode.device == "cuda" else (),
+        parts=backends.parts(scheduler) if build.mode.device == "cuda" else (),
         pp=build.mode.pp,
-        first_layer=parallel.first_layer(scheduler) if build.mode.pp > 1 else 0,
+        first_layer=workers.first_layer(scheduler) if build.mode.pp > 1 else 0,
     )

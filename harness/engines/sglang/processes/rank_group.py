@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 
 from .supervise import Runner, die_with_parent, supervise
 
@@ -28,20 +28,20 @@ Launch = Callable[[socket.socket], int]
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
-def serve(caller: socket.socket, build: wire.Build, launch: Launch) -> NoReturn:
+def serve(caller: socket.socket, build: protocol.Build, launch: Launch) -> NoReturn:
     """Answer the caller's Run messages until it hangs up."""
     die_with_parent()
     standing, answer = _start(build, launch)
-    wire.send(caller, answer)
+    protocol.send(caller, answer)
     if standing is None:
         os._exit(0)
     while True:
         try:
-            run, _ = wire.receive(caller)
+            run, _ = protocol.receive(caller)
         except (EOFError, ConnectionError):
             os._exit(0)
-        if not isinstance(run, wire.Run):
-            raise wire.unexpected(run)
+        if not isinstance(run, protocol.Run):
+            raise protocol.unexpected(run)
         # a worker on a GPU takes many seconds to build, and is reset instead (drive.py)
         spent = build.mode.device == "cpu" and run.fresh and standing is not None and standing.ran > 0
         if standing is not None and (spent or standing.gone()):
@@ -50,26 +50,28 @@ def serve(caller: socket.socket, build: wire.Build, launch: Launch) -> NoReturn:
         if standing is None:
             standing, answer = _start(build, launch)
             if standing is None:
-                _send(caller, wire.Failed(f"the worker died, and another does not come up on the same device: {answer}"))
+                _send(caller, protocol.Failed(f"the worker died, and another does not come up on the same device: {answer}"))
                 os._exit(0)
         if run.fresh:
             standing.ran = 0
         ended = supervise(standing, caller, run)
-        if isinstance(ended, wire.Ran) and ended.ending.kind == "finished":
+        if isinstance(ended, protocol.Ran) and ended.ending.kind == "finished":
             standing.ran += 1
         else:
             standing = None
         _send(caller, ended)
 
 
-def _send(caller: socket.socket, message: wire.Ran | wire.Failed) -> None:
+def _send(caller: socket.socket, message: protocol.Ran | protocol.Failed) -> None:
     try:
-        wire.send(caller, message)
+        protocol.send(caller, message)
     except OSError:  # the caller no longer waits
         os._exit(0)
 
 
-def _start(build: wire.Build, launch: Launch) -> tuple[Runner | None, wire.Built | wire.Refused | wire.PatchDidNotApply]:
+def _start(
+    build: protocol.Build, launch: Launch
+) -> tuple[Runner | None, protocol.Built | protocol.Refused | protocol.PatchDidNotApply]:
     """A worker with the scheduler built and what its first rank says of it; or None, and why it could not be built."""
     standing = Runner([], [])
     port = free_port()
@@ -78,30 +80,30 @@ def _start(build: wire.Build, launch: Launch) -> tuple[Runner | None, wire.Built
         with theirs:
             standing.pids.append(launch(theirs))
         standing.connections.append(ours)
-        wire.send(ours, replace(build, rank=rank, port=port))
-    said: dict[int, wire.Built] = {}
+        protocol.send(ours, replace(build, rank=rank, port=port))
+    said: dict[int, protocol.Built] = {}
     while len(said) < build.mode.processes:  # they wait for each other, so one that will not be built is heard at once
         waiting = [at for rank, at in enumerate(standing.connections) if rank not in said]
         for connection in select.select(waiting, [], [])[0]:
             rank = standing.connections.index(connection)
             answer = _built(standing, rank)
-            if not isinstance(answer, wire.Built):
+            if not isinstance(answer, protocol.Built):
                 standing.kill()
                 return None, answer
             said[rank] = answer
     return standing, said[0]
 
 
-def _built(standing: Runner, rank: int) -> wire.Built | wire.Refused | wire.PatchDidNotApply:
+def _built(standing: Runner, rank: int) -> protocol.Built | protocol.Refused | protocol.PatchDidNotApply:
     try:
-        answer, _ = wire.receive(standing.connections[rank])
+        answer, _ = protocol.receive(standing.connections[rank])
     except (EOFError, ConnectionError):
         _, status = os.waitpid(standing.pids.pop(rank), 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return wire.Refused(f"the process died while the scheduler was built ({how})", "")
-    if not isinstance(answer, wire.Built | wire.Refused | wire.PatchDidNotApply):
-        raise wire.unexpected(answer)
+        return protocol.Refused(f"the process died while the scheduler was built ({how})", "")
+    if not isinstance(answer, protocol.Built | protocol.Refused | protocol.PatchDidNotApply):
+        raise protocol.unexpected(answer)
     return answer
 
 

@@ -19,23 +19,21 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import unwritable
-from eagletwin.harness.core.jitter import Jittered
-from eagletwin.harness.core.records import Ending, EngineInfo, Record
+from eagletwin.harness.core.records import Ending, EngineInfo, Jittered, Record
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.families.weights import model_pair
 
 from .. import blame, changes, drive, evidence, kernels, noted_blocks, patches
-from ..not_driven import NotDriven
+from ..blame import NotDriven
 from ..stand_ins import stubs
-from .last_word import LastWord
-from .progress import Progress
+from .progress import LastWord, Progress
 from .supervise import HARNESS_FAILED, UNWRITABLE
 
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
-def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
+def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
@@ -45,11 +43,11 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
         kernels.start(build, scheduler)
         while True:
             try:
-                message, _ = wire.receive(connection)
+                message, _ = protocol.receive(connection)
             except (EOFError, ConnectionError):
                 os._exit(0)
-            if not isinstance(message, wire.Run):
-                raise wire.unexpected(message)
+            if not isinstance(message, protocol.Run):
+                raise protocol.unexpected(message)
             if message.fresh:  # a fork has run nothing; a process on a GPU is reset (drive.py), which counts as fresh
                 before = 0
             kernels.clear()
@@ -62,7 +60,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             ending = case.run()
             last_word.write = None
             noted_blocks.write(info.device)
-            wire.send(connection, wire.Ran(ending, before=before))
+            protocol.send(connection, protocol.Ran(ending, before=before))
             if ending.kind != "finished":
                 os._exit(0)
             before += 1
@@ -75,7 +73,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
 class _Run:
     """One case: its recorder, how far it got, and its trace."""
 
-    def __init__(self, connection: socket.socket, scheduler: Any, info: EngineInfo, message: wire.Run, before: int) -> None:
+    def __init__(self, connection: socket.socket, scheduler: Any, info: EngineInfo, message: protocol.Run, before: int) -> None:
         self._connection = connection
         self._scheduler = scheduler
         self._info = info
@@ -150,10 +148,10 @@ class _Run:
         def ask(iteration: int, case: Case) -> tuple[Case, bool]:
             """Hand over what happened so far; take what comes before this iteration. Says whether there will be more."""
             self._write(case, Ending(kind="stopped", detail=f"before iteration {iteration}", where=self._where))
-            wire.send(self._connection, wire.Stepped(iteration))
-            step, _ = wire.receive(self._connection)
-            if not isinstance(step, wire.Step):
-                raise wire.unexpected(step)
+            protocol.send(self._connection, protocol.Stepped(iteration))
+            step, _ = protocol.receive(self._connection)
+            if not isinstance(step, protocol.Step):
+                raise protocol.unexpected(step)
             arrived = tuple(replace(request, arrive=iteration) for request in step.requests)
             events = tuple(replace(event, at=iteration) for event in step.events)
             grown = replace(

@@ -19,12 +19,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.words import how_it_ended
-from eagletwin.harness.engines import triton_cpu, wire
+from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.engines import protocol, triton_cpu
 
 from .. import kernels, patches
-from ..boot import alone, boot, front_end, server_arguments
-from ..not_driven import NotDriven
+from ..blame import NotDriven
+from ..boot import boot, front_end, server_arguments, single_rank
 from ..stand_ins import stubs
 from .supervise import die_with_parent, wait_for_all
 
@@ -33,7 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST = 90
 
 
-def serve(caller: socket.socket, asked: wire.Serve) -> NoReturn:
+def serve(caller: socket.socket, asked: protocol.Serve) -> NoReturn:
     """Serve until the caller hangs up, or the server ends; then say how it ended."""
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # front.py's own
@@ -52,7 +52,7 @@ def serve(caller: socket.socket, asked: wire.Serve) -> NoReturn:
     _end(launcher)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        wire.send(caller, wire.ServerEnded(error))
+        protocol.send(caller, protocol.ServerEnded(error))
     os._exit(0)
 
 
@@ -73,14 +73,14 @@ def _watch(caller: socket.socket, said: socket.socket, launcher: int) -> str:
         if caller in ready:  # it says nothing more, so this is its end
             return ""
         try:
-            message, _ = wire.receive(said)
+            message, _ = protocol.receive(said)
         except (EOFError, ConnectionError):  # all that held the other end are gone
             code = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
             return error or f"its first process {how_it_ended(code)}"
-        if isinstance(message, wire.Refused):
+        if isinstance(message, protocol.Refused):
             error = error or message.error
         with contextlib.suppress(OSError):
-            wire.send(caller, message)
+            protocol.send(caller, message)
 
 
 def _end(launcher: int) -> None:
@@ -92,7 +92,7 @@ def _end(launcher: int) -> None:
     wait_for_all()
 
 
-def _launch(word: socket.socket, asked: wire.Serve, folder: str) -> NoReturn:
+def _launch(word: socket.socket, asked: protocol.Serve, folder: str) -> NoReturn:
     """The launcher: SGLang's front end stays in this process, which forks the others."""
     status = 1
     try:
@@ -102,14 +102,14 @@ def _launch(word: socket.socket, asked: wire.Serve, folder: str) -> NoReturn:
         front_end.make_able(asked, folder, boot.SHIMS)
         front_end.end_at_once(lambda error: _tell(word, error, ""), boot.SHIMS)
         server_arguments.register_models(asked)
-        alone.meet_nobody(boot.SHIMS)
+        single_rank.meet_nobody(boot.SHIMS)
         _watch_scheduler(word, asked)
         front_end.launch(server_arguments.words(asked))
         status = 0
     except patches.PatchFailed as error:
-        wire.send(word, wire.PatchDidNotApply(str(error)))
+        protocol.send(word, protocol.PatchDidNotApply(str(error)))
     except NotDriven as error:
-        wire.send(word, wire.Refused(str(error), "", ours=True))
+        protocol.send(word, protocol.Refused(str(error), "", ours=True))
     except SystemExit as stop:
         _tell(word, f"SGLang ended with exit status {stop.code}", "")
     except BaseException as error:
@@ -154,7 +154,7 @@ class _Called(list[str]):
         super().append(name)
 
 
-def _watch_scheduler(word: socket.socket, asked: wire.Serve) -> None:
+def _watch_scheduler(word: socket.socket, asked: protocol.Serve) -> None:
     """Have the scheduler, when it is built in its own process, take its kernels from here, and say that it stands; and what
     ended it if it fails."""
     scheduler: Any = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
@@ -168,7 +168,7 @@ def _watch_scheduler(word: socket.socket, asked: wire.Serve) -> None:
         if changed:
             raise NotDriven(f"SGLang changes {changed} without being asked")
         kernels.start(asked, self)
-        wire.send(word, wire.Serving((*boot.SHIMS, *stubs.declared())))
+        protocol.send(word, protocol.Serving((*boot.SHIMS, *stubs.declared())))
 
     scheduler.__init__ = _telling(built, word)
     if hasattr(scheduler, "run_event_loop"):  # up to 0.5.9 its process chooses between two loops
@@ -188,7 +188,7 @@ def _telling(function: Callable[..., Any], word: socket.socket) -> Callable[...,
 
 def _tell(word: socket.socket, error: str, trace: str) -> None:
     with contextlib.suppress(OSError):
-        wire.send(word, wire.Refused(error, trace))
+        protocol.send(word, protocol.Refused(error, trace))
 
 
 def _brief(error: BaseException) -> str:

@@ -19,11 +19,10 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import rank_folder
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.compilers import LOOK_SECONDS, CompileTime
 
-from .last_word import ASK, STUCK
-from .progress import Progress
+from .progress import ASK, STUCK, Progress
 
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 UNWRITABLE = 72  # and of one that could not write a file
@@ -103,33 +102,33 @@ class _Rank:
     progress: Progress
     stepped: float
     where: str = "start"
-    waits: wire.Stepped | None = None
-    answer: wire.Ran | wire.Failed | None = None
+    waits: protocol.Stepped | None = None
+    answer: protocol.Ran | protocol.Failed | None = None
     gone: bool = False  # it was waited for
     wrote: bool = False  # a trace as its last word
 
     @property
     def silent(self) -> bool:
         """Whether it ended without a trace."""
-        return not self.wrote and (not isinstance(self.answer, wire.Ran) or bool(self.answer.silent))
+        return not self.wrote and (not isinstance(self.answer, protocol.Ran) or bool(self.answer.silent))
 
     @property
     def clean(self) -> bool:
-        return isinstance(self.answer, wire.Ran) and self.answer.ending.kind == "finished"
+        return isinstance(self.answer, protocol.Ran) and self.answer.ending.kind == "finished"
 
     def hear(self, ran: int) -> None:
         """Take what it says, or its end."""
         try:
-            message, _ = wire.receive(self.connection)
+            message, _ = protocol.receive(self.connection)
         except (EOFError, ConnectionError):
             self.answer = self.end(ran)
             return
         self.stepped = time.monotonic()
-        if isinstance(message, wire.Stepped):
+        if isinstance(message, protocol.Stepped):
             self.waits = message
         else:
-            if not isinstance(message, wire.Ran):
-                raise wire.unexpected(message)
+            if not isinstance(message, protocol.Ran):
+                raise protocol.unexpected(message)
             self.answer = message
 
     def look(self) -> None:
@@ -162,22 +161,22 @@ class _Rank:
             time.sleep(0.01)
         return True
 
-    def end(self, ran: int) -> wire.Ran | wire.Failed:
+    def end(self, ran: int) -> protocol.Ran | protocol.Failed:
         """Of one that ended by itself, and said nothing."""
         status = self.wait()
         self.look()
         if os.waitstatus_to_exitcode(status) in (UNWRITABLE, -signal.SIGXFSZ):
             why = "a file could not be written, since the disk or a quota is full, or `ulimit -f` allows none so large"
-            return wire.Failed(f"{why}; last seen: {self.where}")
+            return protocol.Failed(f"{why}; last seen: {self.where}")
         if os.WIFSIGNALED(status):
             detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WEXITSTATUS(status) == HARNESS_FAILED:
-            return wire.Failed(f"last seen: {self.where}")
+            return protocol.Failed(f"last seen: {self.where}")
         elif code := os.WEXITSTATUS(status):
             detail = f"exited with status {code}"
         else:  # something called exit() in the middle
             detail = "exited without a trace"
-        return wire.Ran(Ending(kind="crashed", detail=detail, where=self.where), (self.number,), ran)
+        return protocol.Ran(Ending(kind="crashed", detail=detail, where=self.where), (self.number,), ran)
 
 
 @dataclass(slots=True)
@@ -185,7 +184,7 @@ class _Watch:
     """All ranks while a case runs. first: the one that ended early and so ends the others, and when it did."""
 
     ranks: list[_Rank]
-    run: wire.Run
+    run: protocol.Run
     begun: float
     first: _Rank | None = None
     at: float = 0.0
@@ -238,21 +237,21 @@ class _Watch:
         for rank in left:
             rank.kill()
 
-    def answer(self, ran: int) -> wire.Ran | wire.Failed:
+    def answer(self, ran: int) -> protocol.Ran | protocol.Failed:
         """The answer for the case, from those of all ranks."""
         silent = tuple(rank.number for rank in self.ranks if rank.silent)
         if self.overdue:
-            return wire.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
+            return protocol.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
         answer = (self.first or self.ranks[0]).answer
         assert answer is not None
         alone = len(self.ranks) == 1
-        if isinstance(answer, wire.Failed):
-            return answer if alone else wire.Failed(f"rank {self._number}: {answer.error}")
-        endings = {rank.answer.ending.detail for rank in self.ranks if isinstance(rank.answer, wire.Ran)}
+        if isinstance(answer, protocol.Failed):
+            return answer if alone else protocol.Failed(f"rank {self._number}: {answer.error}")
+        endings = {rank.answer.ending.detail for rank in self.ranks if isinstance(rank.answer, protocol.Ran)}
         ending = answer.ending
         if not alone and self.first is not None and (len(endings) > 1 or silent):
             ending = replace(ending, detail=f"rank {self._number}: {ending.detail}")
-        return wire.Ran(ending, silent, answer.before)
+        return protocol.Ran(ending, silent, answer.before)
 
     @property
     def _number(self) -> int:
@@ -264,7 +263,7 @@ class _Watch:
         return "; ".join(f"rank {rank.number}: {rank.where}" for rank in ranks)
 
 
-def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ran | wire.Failed:
+def supervise(standing: Runner, caller: socket.socket, run: protocol.Run) -> protocol.Ran | protocol.Failed:
     """Hand the ranks a case; watch their progress; say how it ended. Unless it finished, none of them is left."""
     now = time.monotonic()
     ranks = []
@@ -275,10 +274,10 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
             progress = Progress(folder)
         except OSError as error:
             standing.kill()
-            return wire.Failed(f"{error.filename}: {error.strerror}")
+            return protocol.Failed(f"{error.filename}: {error.strerror}")
         ranks.append(_Rank(number, pid, connection, progress, now))
         with contextlib.suppress(OSError):  # it is gone: what it says shows that
-            wire.send(connection, replace(run, folder=str(folder)))
+            protocol.send(connection, replace(run, folder=str(folder)))
     watch = _Watch(ranks, run, now)
     while watch.running:
         left = watch.left()
@@ -317,8 +316,8 @@ def _ask(caller: socket.socket, watch: _Watch) -> None:
     first = watch.running[0].waits
     assert first is not None
     try:
-        wire.send(caller, first)
-        step, _ = wire.receive(caller)
+        protocol.send(caller, first)
+        step, _ = protocol.receive(caller)
     except (EOFError, OSError):
         os._exit(0)
     stepped = time.monotonic()
@@ -326,4 +325,4 @@ def _ask(caller: socket.socket, watch: _Watch) -> None:
     for rank in watch.running:
         rank.waits, rank.stepped = None, stepped
         with contextlib.suppress(OSError):
-            wire.send(rank.connection, step)
+            protocol.send(rank.connection, step)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 
 from .supervise import die_with_parent
 
@@ -18,16 +18,16 @@ def main() -> None:
     die_with_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    build, _ = wire.receive(connection)
-    if not isinstance(build, wire.Build):
-        raise wire.unexpected(build)
+    build, _ = protocol.receive(connection)
+    if not isinstance(build, protocol.Build):
+        raise protocol.unexpected(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import by_content, changes, noted_blocks
+        from .. import changes, noted_blocks, own_loader
         from ..boot import boot
 
         if len(sys.argv) > 2:
-            by_content.install()
+            own_loader.install()
         noted_blocks.install()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
@@ -40,7 +40,7 @@ def main() -> None:
         else:
             identity.confirm_installed()
     except BaseException as error:
-        wire.send(connection, wire.refused(error, "SGLang cannot be imported: "))
+        protocol.send(connection, protocol.refused(error, "SGLang cannot be imported: "))
         os._exit(0)
     scheduler, info = engine.stand(connection, build)
     gc.enable()

@@ -24,7 +24,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 
@@ -46,7 +46,7 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
         with contextlib.suppress(OSError):  # the log cannot be written
             traceback.print_exc()  # first: the caller ends this process when it has read the answer
             sys.stderr.flush()
-        wire.send(connection, wire.refused(error))
+        protocol.send(connection, protocol.refused(error))
         raise
     _serve(connection, front=front)
 
@@ -59,14 +59,14 @@ def _serve(connection: socket.socket, *, front: bool) -> None:
     from . import rank_group as ranks
 
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
-    ready = wire.Ready(identity.version())
-    wire.send(connection, ready)
+    ready = protocol.Ready(identity.version())
+    protocol.send(connection, ready)
     callers = {connection: ""}  # and the folder for what the engines of a further one leave
     joined = itertools.count()
     while True:
         caller = select.select(callers, [], [])[0][0]
         try:
-            message, descriptors = wire.receive(caller)
+            message, descriptors = protocol.receive(caller)
         except (EOFError, ConnectionError):
             if caller is not connection:  # a further one: the others go on
                 shutil.rmtree(callers.pop(caller), ignore_errors=True)
@@ -76,23 +76,23 @@ def _serve(connection: socket.socket, *, front: bool) -> None:
                 supervise.wait_for_all()
                 os._exit(0)
             return
-        if isinstance(message, wire.Join) and not front:
+        if isinstance(message, protocol.Join) and not front:
             further = socket.socket(fileno=descriptors[0])
             callers[further] = os.path.join(tempfile.gettempdir(), f"j-{next(joined)}")
             with contextlib.suppress(OSError):  # it has just ended
-                wire.send(further, ready)
+                protocol.send(further, ready)
             continue
-        if not isinstance(message, wire.Serve if front else wire.Build | wire.Probe):
-            raise wire.unexpected(message)
+        if not isinstance(message, protocol.Serve if front else protocol.Build | protocol.Probe):
+            raise protocol.unexpected(message)
         _before_a_fork(message)
         if os.fork() == 0:
             _leave_files_in(callers[caller])
             for one in callers:
                 one.close()
             theirs = socket.socket(fileno=descriptors[0])
-            if isinstance(message, wire.Serve):
+            if isinstance(message, protocol.Serve):
                 server.serve(theirs, message)
-            elif isinstance(message, wire.Probe):
+            elif isinstance(message, protocol.Probe):
                 probes.serve(theirs, message)
             elif message.mode.processes > 1:
                 ranks.serve(theirs, message, engine.launch_rank)
@@ -111,11 +111,11 @@ def _leave_files_in(folder: str) -> None:
 
 def _import_sglang(*, front: bool) -> None:
     """That which was asked for, with all that engines need of it. Raises what its import raises."""
-    from .. import by_content, changes, kernels, noted_blocks
+    from .. import changes, kernels, noted_blocks, own_loader
     from ..boot import boot, identity
 
     if len(sys.argv) > 2:
-        by_content.install()
+        own_loader.install()
     noted_blocks.install()
     if len(sys.argv) > 4:
         changes.install(sys.argv[4])
@@ -131,17 +131,17 @@ def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
     from .. import kernels
-    from ..boot import boot, model_classes
+    from ..boot import boot, server_arguments
     from .supervise import reap
 
     reap()
-    if not isinstance(message, wire.Build):
+    if not isinstance(message, protocol.Build):
         return
     with left_to_the_engine():
         model_pair(message.configuration.model)
     if len(sys.argv) <= 4:
         recipe = RECIPES[message.configuration.model]
-        model_classes.prepare(family_of(recipe).modules, boot.SHIMS)
+        server_arguments.prepare(family_of(recipe).modules, boot.SHIMS)
         if recipe.target.states:
             with left_to_the_engine():
                 kernels.precompile_for_states()

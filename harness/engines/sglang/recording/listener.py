@@ -17,19 +17,17 @@ from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import SCHEMA, When, snapshot
 from eagletwin.harness.engines.record_options import RecordOptions, asked
 
-from ..eras import memory, workers
-from ..eras.parallel import rank_of
+from ..compat import memory, workers
+from ..compat.workers import rank_of
 from ..taps.inner import Inner
 from ..taps.pools import Pool
 from ..taps.speculation import speculation
 from ..taps.taps import Taps
 from ..taps.wraps import Wraps
 from . import server_facts
-from .choice import Choice
-from .guard import GuardedWraps, Guards
+from .guard import Choice, GuardedWraps, Guards
 from .keeper import Keeper
-from .rows import CommittedRows
-from .underway import Recording, UnderWay, permutation
+from .underway import CommittedRows, Recording, UnderWay, permutation
 
 # Failures of taps after which nothing more is recorded: they will not stop.
 _MOST_FAILURES = 5

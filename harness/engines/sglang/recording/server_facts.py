@@ -9,13 +9,13 @@ import numpy as np
 import psutil
 import torch
 
-from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.mode import Dtype
 from eagletwin.harness.core.recording import RecordedRequest
 from eagletwin.harness.core.records import EngineInfo, ServedModel
 from eagletwin.harness.engines.record_options import RecordOptions
 
-from ..boot import identity, parts
-from ..eras.parallel import Rank
+from ..boot import backends, identity
+from ..compat.workers import Rank
 from ..taps.speculation import Speculation
 from .underway import Recording
 
@@ -78,7 +78,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
         rank=rank.tp,
         mode=f"{kind}, {graphs}",
         dtype=dtype,
-        parts=parts.parts(scheduler),
+        parts=backends.parts(scheduler),
     )
 
 

@@ -1,7 +1,7 @@
 """The gated delta rule over a prefill's rows, in place of SGLang's chunked kernels: one position after another, in torch.
 
 Those kernels use block pointers, which Triton 3.9 has dropped and no runtime here has, and refuse float32. What they are given
-and what they leave behind is the same; eras/state_layers.py puts this in their place, and says so. Decode, verify and commit
+and what they leave behind is the same; compat/state_layers.py puts this in their place, and says so. Decode, verify and commit
 have kernels of their own, which run.
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of, runs_of
-from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
+from eagletwin.harness.core.records import KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import snapshot
 
 from .wraps import Around, Wraps

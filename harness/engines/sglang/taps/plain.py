@@ -1,5 +1,4 @@
-"""What an engine without speculative decoding would send, asked token by token: each request is sent what another engine sent
-it, and at each place it is noted what this one chose there."""
+"""Taps that record little or nothing: a run without recording, and an engine without speculative decoding."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -8,14 +7,75 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import When
 
+from .inner import Inner
 from .pools import Allocation
 from .taps import Taps
-from .unrecorded import Unrecorded
 from .wraps import Around, Wraps
 from .writer import Takes, Writer
+
+# Taps that follow a run and record nothing of it: what recording costs is the difference (`speed` of tests/lab), and with
+# nothing that waits for a GPU its streams may race (jitter.py).
+
+
+class _Blind(Allocation):
+    """Looks at no slot."""
+
+    def free(self) -> Array:
+        return np.empty(0, np.int64)
+
+    def used(self, free: Array) -> Array:
+        return free
+
+
+class _NoInner(Inner):
+    def wrap(self, wraps: Wraps) -> None:
+        pass
+
+
+class Unrecorded(Taps):
+    """Knows the requests and the prefills, as a run needs them."""
+
+    allocates: type[Allocation] = _Blind
+    inner = _NoInner
+    records = False
+    poisons = False
+
+    def _record_owners(self) -> None:
+        pass
+
+    def _after_prefill(
+        self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int], running: set[str]
+    ) -> None:
+        pass
+
+    def _after_extend(self, result: Any, batch: Any) -> None:
+        pass
+
+    def _around_draft(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(batch, *args, **kwargs)
+
+    _around_verify = _around_draft
+
+
+class Unwaited(Unrecorded):
+    """Taps that wait for the GPU nowhere: a race between its streams is left to run. What draws coins and what applies grammars
+    is not watched, and free slots are not poisoned while a case runs."""
+
+    poisons = True
+
+    def watch_coins(self) -> None:
+        pass
+
+    def watch_masks(self, vocabulary: int, backend: GrammarBackend) -> None:
+        pass
+
+
+# What an engine without speculative decoding would send, asked token by token: each request is sent what another engine sent
+# it, and at each place it is noted what this one chose there.
 
 
 class PlainTaps(Unrecorded):

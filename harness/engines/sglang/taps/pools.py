@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import GONE, KEY_POISON, LATENT_POISON, VALUE_POISON
+from eagletwin.harness.core.records import GONE, KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
-from ..eras import memory, sessions
+from ..compat import memory, sessions
 
 
 @dataclass(frozen=True, slots=True)

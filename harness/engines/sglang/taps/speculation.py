@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..eras import adaptive, workers
-from ..eras.names import pick
+from ..compat import adaptive, workers
+from ..compat.names import pick
 
 
 def draft_runners(scheduler: Any) -> list[Any]:

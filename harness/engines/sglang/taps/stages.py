@@ -1,4 +1,4 @@
-"""Taps of a pipeline's stages (boot/stages.py): the last, which drafts and verifies, and those before it.
+"""Taps of a pipeline's stages (boot/single_rank.py): the last, which drafts and verifies, and those before it.
 
 In the last stage a round begins with verify, whose tree came with the batch, and ends with the draft of the next one:
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 
-from .draft_pass import DraftPass
+from .passes import DraftPass
 from .plain import PlainTaps
 from .pools import Allocation, Pool
 from .taps import Taps

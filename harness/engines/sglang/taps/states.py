@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import STATE_POISON
+from eagletwin.harness.core.records import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
-from ..eras import state_slots
+from ..compat import memory
 from .wraps import Wraps
 
 
@@ -26,7 +26,7 @@ class StatePool:
         self._cache = pool.mamba_pool.mamba_cache
         self._kept = (self._cache.temporal, *self._cache.conv)  # [L, slots, ..] each
         # [L, rows, nodes, ..] of the states; the windows of a chain's nodes overlap, and lie in one buffer [L, rows, C, ..]
-        self._of_nodes = (self._cache.intermediate_ssm, *state_slots.windows_of_nodes(pool.mamba_pool))
+        self._of_nodes = (self._cache.intermediate_ssm, *memory.windows_of_nodes(pool.mamba_pool))
         self._known: dict[int, tuple[Array, ...]] = {}  # slot of the prefix cache -> what it held when last looked at
         self.given_up = 0
 
@@ -36,25 +36,25 @@ class StatePool:
 
     def of(self, request: Any) -> dict[str, Array]:
         """What is kept of a request [L, ..], where the kernels look for it, and that slot beside the request's own."""
-        led = int(self._pool.req_index_to_mamba_index_mapping[state_slots.row(request)])
+        led = int(self._pool.req_index_to_mamba_index_mapping[memory.row(request)])
         return {
-            "state_slots": np.array([state_slots.own(request), led], np.int64),
+            "state_slots": np.array([memory.own(request), led], np.int64),
             "target_state": snapshot(self._cache.temporal[:, led]),
             "target_conv": snapshot(self._cache.conv[0][:, led]),
         }
 
     def held(self, request: Any) -> list[int]:
         """All slots that a request owns: its own, and those in which a state is tracked for the prefix cache."""
-        own = state_slots.own(request)
-        return [slot for slot in (own, *state_slots.tracked(request)) if slot >= 0]
+        own = memory.own(request)
+        return [slot for slot in (own, *memory.tracked(request)) if slot >= 0]
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted."""
-        return np.sort(on_host(state_slots.cached(self._cache_of))).astype(np.int64)
+        return np.sort(on_host(memory.cached(self._cache_of))).astype(np.int64)
 
     def watch(self, wraps: Wraps) -> None:
         """Count in `given_up` how often the prefix cache gave up a state: evicted it, or forgot all."""
-        for name in state_slots.giving_up(self._cache_of):
+        for name in memory.giving_up(self._cache_of):
             wraps.method(self._cache_of, name, self._around_giving_up)
 
     def _around_giving_up(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class StatePool:
     def of_prefixes(self, tokens: list[int]) -> dict[str, Array]:
         """The states that the prefix cache keeps on the path of these tokens, the deepest first: after how many [n], and
         they [n, L, ..]."""
-        path = state_slots.of_prefixes(self._cache_of, tokens)
+        path = memory.of_prefixes(self._cache_of, tokens)
         ends = np.array([end for end, _ in path], np.int64)
         return {"cached_ends": ends} | self._stacked("cached", [int(slot) for _, slot in path])
 

@@ -11,25 +11,17 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import adaptive, names, state_slots
-from ..eras.accepted import Accepted
-from .changed_rows import ChangedRows
-from .coins import Coins
-from .draft_pass import DraftPass
-from .extend_pass import ExtendPass
+from ..compat import adaptive, memory, names
+from ..compat.verify import Accepted
 from .host_tier import host_tier_of
 from .inner import Inner
-from .look_ups import look_ups_of
-from .masks import Masks
+from .passes import DraftPass, ExtendPass, Found, Underway, VerifyPass, proposals_of
 from .pools import Allocation, Pool
-from .proposals import proposals_of
-from .reads import reads_of
-from .scratch import Scratch, scratch_of
+from .prefix_cache import look_ups_of, reads_of
+from .rows import ChangedRows, Scratch, scratch_of, tree_masks
+from .sampling import Coins, Masks
 from .speculation import speculation
 from .states import states_of
-from .tree_layout import tree_masks
-from .underway import Underway
-from .verify_pass import Found, VerifyPass
 from .wraps import Wraps
 from .writer import Takes, Writer
 
@@ -67,7 +59,7 @@ class Taps:
     * When the batch returns: the proposal for the next round, and all committed KV rows that are new or have changed.
 
     With CUDA graphs no Python runs between the steps of draft decode. `_around_replay` stands where the graph is replayed: the
-    draft is `in_graph`, has no `draft.decode`, and its candidates are read from what the graph left in memory (captures.py).
+    draft is `in_graph`, has no `draft.decode`, and its candidates are read from what the graph left in memory (inner.py).
     Draft extend of a single head is replayed through `execute`, which is given the batch that forward would be given: it is
     recorded as a forward. Verify in a graph goes through ModelRunner.forward.
 
@@ -76,7 +68,7 @@ class Taps:
     sees that draft extend begins, and nothing shows until it ends.
 
     The older worker (v1) has its own order of slots and its own results: worker_v1.py, a subclass. Taps that record nothing:
-    unrecorded.py. `reached(stage)` is called at each stage, so that a process outside knows where a run was when it died.
+    plain.py. `reached(stage)` is called at each stage, so that a process outside knows where a run was when it died.
     """
 
     allocates: type[Allocation] = Allocation
@@ -188,7 +180,7 @@ class Taps:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         if self.states is not None:
-            tensors["states"] = np.array([state_slots.own(request) for request in self.requests.values()], np.int64)
+            tensors["states"] = np.array([memory.own(request) for request in self.requests.values()], np.int64)
             tensors["state_cached"] = self.states.cached()
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 

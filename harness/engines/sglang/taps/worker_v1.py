@@ -19,12 +19,10 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import names
-from .extend_pass import ExtendPass
-from .forward_pass import ForwardPass
+from ..compat import names
 from .inner import Inner
+from .passes import ExtendPass, ForwardPass, Found, VerifyPass
 from .taps import Taps
-from .verify_pass import Found, VerifyPass
 from .wraps import Wraps
 
 

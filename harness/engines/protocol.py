@@ -1,0 +1,253 @@
+"""Messages between the caller's process and the engine processes: JSON with a length in front, over a Unix socket pair.
+
+Both ends are ours and on one machine; the messages are typed so that a version mix-up shows as an error.
+"""
+
+import socket
+import struct
+import traceback
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.harness.core.case import Case, Event, Request
+from eagletwin.harness.core.errors import HarnessError, unwritable
+from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
+from eagletwin.harness.core.run_spec import Kernels
+
+_LENGTH = struct.Struct("!I")
+_MOST_DESCRIPTORS = 2
+
+
+class Import(Struct, frozen=True, tag=True):
+    """Caller -> ancestor, with the zygote's end of the caller's connection and of its leash: fork a zygote.
+
+    words        its arguments, behind the number of its connection
+    folder, log  the one it stands in, and the file that takes what it prints
+    """
+
+    environment: dict[str, str]
+    words: list[str]
+    folder: str
+    log: str
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Zygote -> caller: SGLang is imported."""
+
+    version: str
+
+
+class Join(Struct, frozen=True, tag=True):
+    """Caller -> zygote, with one end of a socket pair attached: at the other end a further caller asks for engines. It is told
+    Ready, too."""
+
+
+class Build(Struct, frozen=True, tag=True):
+    """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration.
+
+    rank, port  which rank this is, and the port at which all ranks meet (a single rank too); the process that starts them
+                fills both in
+    foreseen    functions that patches of a Vary may change
+    plain       without speculative decoding
+    """
+
+    configuration: Case
+    patches: tuple[Patch, ...]
+    kernels: Kernels
+    mode: Mode = CPU
+    rank: int = 0
+    port: int = 0
+    foreseen: tuple[str, ...] = ()
+    plain: bool = False
+
+
+class Vary(Struct, frozen=True, tag=True):
+    """Caller -> engine, with one end of a socket pair attached: fork an engine with these patches in addition."""
+
+    patches: tuple[Patch, ...]
+
+
+class TooLate(Struct, frozen=True, tag=True):
+    """Forked engine -> caller: with the patches, it might have been built otherwise."""
+
+
+class Built(Struct, frozen=True, tag=True):
+    """Engine -> caller: the scheduler stands."""
+
+    engine: EngineInfo
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The engine could not be started: `error` says why.
+
+    trace  the traceback, if SGLang raised while it was imported or the scheduler was built
+    ours   it is the adapter's limit, and not SGLang's
+    full   why the process could not write its files, if that is behind it: nothing is known of SGLang then
+    """
+
+    error: str
+    trace: str
+    ours: bool = False
+    full: str = ""
+
+
+class PatchDidNotApply(Struct, frozen=True, tag=True):
+    error: str
+
+
+class Run(Struct, frozen=True, tag=True):
+    """Caller -> engine -> runner: run the case, write its trace into `folder`. Limits in seconds.
+
+    fresh  in a process that has run nothing, not in one that may have run other cases
+    until  stop after this scheduler iteration; -1: run to the end
+    live   stop before each scheduler iteration, write the trace so far, answer Stepped, and wait for a Step
+    jitter  run it with these pauses, and record what requests are sent alone
+    sends   of a plain engine: what each request is sent, whatever the engine would have sent it
+    """
+
+    case: Case
+    folder: str
+    step_seconds: float
+    case_seconds: float
+    fresh: bool = True
+    until: int = -1
+    live: bool = False
+    jitter: Jitter | None = None
+    sends: dict[str, tuple[int, ...]] = {}
+
+
+class Stepped(Struct, frozen=True, tag=True):
+    """Runner -> engine -> caller, live: all that happened before this scheduler iteration is in the trace."""
+
+    iteration: int
+
+
+class Step(Struct, frozen=True, tag=True):
+    """Caller -> engine -> runner, live: what comes before the next iteration. `last`: run to the end after it."""
+
+    requests: tuple[Request, ...] = ()
+    events: tuple[Event, ...] = ()
+    chunks: tuple[int, ...] = ()
+    last: bool = False
+
+
+class Ran(Struct, frozen=True, tag=True):
+    """Runner -> engine -> caller: the case is over. `silent`: ranks that wrote no trace themselves; `before`: how many cases
+    that process had run."""
+
+    ending: Ending
+    silent: tuple[int, ...] = ()
+    before: int = 0
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """Engine -> caller: the harness's own code failed in the runner; nothing is known about the worker."""
+
+    error: str
+
+
+class Probe(Struct, frozen=True, tag=True):
+    """Caller -> zygote, with one end of a socket pair attached: call one function of SGLang, in a fork (call_function.py)."""
+
+    name: str
+    given: dict[str, list[int]]
+    patches: tuple[Patch, ...] = ()
+
+
+class Probed(Struct, frozen=True, tag=True):
+    """Fork -> caller: what the function answered."""
+
+    numbers: list[list[int]]
+
+
+class Serve(Struct, frozen=True, tag=True, kw_only=True):
+    """Caller -> zygote with a front end, with one end of a socket pair attached: a server of SGLang's for these checkpoints.
+
+    model    the recipe whose checkpoints they are; "": somebody's own
+    port, log  servers.py fills both in: where it listens, if that is 0, and the file that takes what its processes print
+    more     further arguments of SGLang's launch_server, as they are typed
+    None     what SGLang takes by itself
+    """
+
+    target: str
+    draft: str
+    port: int = 0
+    log: str = ""
+    model: str = ""
+    topk: int = 1
+    num_steps: int = 3
+    num_draft_tokens: int | None = None
+    page_size: int = 1
+    chunked_prefill_size: int | None = None
+    patches: tuple[Patch, ...] = ()
+    kernels: Kernels = "fast"
+    mode: Mode = CPU
+    more: tuple[str, ...] = ()
+
+
+class Serving(Struct, frozen=True, tag=True):
+    """Scheduler of a server -> supervisor -> caller: it stands, with these shims. Requests are taken a little later."""
+
+    shims: tuple[str, ...]
+
+
+class ServerEnded(Struct, frozen=True, tag=True):
+    """Supervisor -> caller: no process of the server is left. `error` says what ended it; "": the caller did."""
+
+    error: str
+
+
+_OfServers = Serve | Serving | ServerEnded
+_OfEngines = Join | Build | Vary | Built | TooLate | Refused
+Message = Import | Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
+
+
+def send(connection: socket.socket, message: Message, *descriptors: int) -> None:
+    """Send a message; descriptors travel with it."""
+    data = msgspec.json.encode(message)
+    frame = _LENGTH.pack(len(data)) + data
+    if not descriptors:
+        connection.sendall(frame)
+    else:
+        sent = socket.send_fds(connection, [frame], descriptors)
+        connection.sendall(frame[sent:])
+
+
+def receive(connection: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and its descriptors. Raises EOFError when the other end is gone, TimeoutError by the socket's limit."""
+    data, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
+    while len(data) < _LENGTH.size:
+        data += _some(connection, _LENGTH.size - len(data))
+    length = _LENGTH.unpack(data)[0]
+    body = b""
+    while len(body) < length:
+        body += _some(connection, length - len(body))
+    return msgspec.json.decode(body, type=Message), descriptors
+
+
+def refused(error: BaseException, prefix: str = "") -> Refused:
+    """What to send of an exception that keeps an engine from being started. Call it where the exception is handled."""
+    return Refused(f"{prefix}{type(error).__name__}: {error}", traceback.format_exc(), full=unwritable(error))
+
+
+def unexpected(message: object) -> HarnessError:
+    """What to raise for a message that the other end must not send here: the two are of different versions, or one is wrong.
+
+    An error and not an `assert`, which `python -O` removes.
+    """
+    return HarnessError(
+        f"a process of the engine said {type(message).__name__}, which has no place here",
+        consequence="the case has no verdict",
+        remedy="see that one eagletwin alone is installed; if so, this is a bug in it",
+    )
+
+
+def _some(connection: socket.socket, size: int) -> bytes:
+    data = connection.recv(size)
+    if not data:
+        raise EOFError
+    return data

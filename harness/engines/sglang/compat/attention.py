@@ -1,0 +1,90 @@
+"""Attention in releases: backend, rotary embeddings, what a layer reads with, and adapters (LoRA) on a CPU."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+# The attention backend of the layers of a multi-layer draft, where the worker names FlashAttention itself.
+#
+# Up to 0.5.10.post1 `MultiLayerEagleDraftWorker` makes a FlashAttentionBackend for each layer, whatever backend was asked
+# for. Its kernels are a GPU's, so its name stands for the release's Triton backend here, which is asked for everywhere else.
+# Listed among the shims.
+
+
+def use_triton(shims: list[str]) -> None:
+    """Before the worker is built."""
+    from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleDraftWorker
+
+    name = "FlashAttentionBackend"
+    if name not in MultiLayerEagleDraftWorker.init_attention_backend.__code__.co_names:
+        return
+    from sglang.srt.layers.attention import flashattention_backend
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    def triton(model_runner: Any, skip_prefill: bool, **_: Any) -> Any:
+        return TritonAttnBackend(model_runner, skip_prefill=skip_prefill)
+
+    setattr(flashattention_backend, name, triton)
+    shims.append(f"{flashattention_backend.__name__}.{name} = TritonAttnBackend, for the layers of a multi-layer draft")
+
+
+# SGLang's rotary embeddings of latent attention on a CPU: it makes those of a lengthened context there, and no others.
+#
+# Without a scaling `get_rope_cpu` ends in an assertion. What SGLang makes on every other device then serves a CPU too, in plain
+# torch. Called by boot.py for recipes with latent rows. Seen on 0.5.9, where rotary embeddings are one module, 0.5.12.post1,
+# 0.5.17, 0.5.22 and 0.5.23.
+
+_MODULES = ("sglang.srt.layers.rotary_embedding.factory", "sglang.srt.layers.rotary_embedding")
+
+
+def allow(shims: list[str]) -> None:
+    """Before a model is built."""
+    module: Any = next(filter(None, map(_with_both, _MODULES)))
+    of_cpu, of_others = module.get_rope_cpu, module.get_rope
+    if hasattr(of_cpu, "eagletwin"):
+        return
+
+    def get_rope(
+        head_size: int,
+        rotary_dim: int,
+        max_position: int,
+        base: int,
+        is_neox_style: bool = True,
+        rope_scaling: dict[str, Any] | None = None,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        known = (head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling)
+        return of_others(*known) if rope_scaling is None else of_cpu(*known, *more, **named)
+
+    get_rope.eagletwin = True  # type: ignore[attr-defined]
+    module.get_rope_cpu = get_rope
+    shims.append("get_rope_cpu: without a scaling, what get_rope makes on other devices")
+
+
+def _with_both(name: str) -> Any:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+    return module if hasattr(module, "get_rope_cpu") else None
+
+
+# What the forward of a layer of a multi-layer draft reads and writes with: where attention looks for it.
+#
+# Up to 0.5.12.post1 a forward takes attention backend and pools from fields of the batch alone. From 0.5.13 on it takes the
+# backend from its context, and the pools from the backend; the fields of the batch are not read.
+
+
+def used(*arguments: Any) -> dict[str, Any]:
+    """By the name that it has on a model runner. arguments: those of the model's forward, the batch among them."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    names = ("attn_backend", "token_to_kv_pool", "req_to_token_pool")
+    if {field.name for field in dataclasses.fields(ForwardBatch)}.issuperset(names):
+        [batch] = [argument for argument in arguments if isinstance(argument, ForwardBatch)]
+        return {name: getattr(batch, name) for name in names}
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    backend = get_attn_backend()
+    return {"attn_backend": backend} | {name: getattr(backend, name) for name in names[1:]}

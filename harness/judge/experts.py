@@ -1,0 +1,201 @@
+"""Choices of experts: which tie, and which of the trace the reference follows where rounding admits them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families.recipe import Recipe
+from eagletwin.reference.eagle import Head
+from eagletwin.reference.experts import BIAS, CHOSEN, WITHIN
+from eagletwin.reference.sizes import LlamaShape
+
+from .bounds import Bounds
+
+# Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
+#
+# Where a number is wrong in a model with experts, the judge asks the reference again: first with the experts that the trace
+# says each row went to, where it says so. In a CUDA graph nobody sees a router; then, and where the first did not
+# help, the bias of one expert is a little larger: that expert then wins each tie that it has lost by less. DeepSeek's bias is
+# in the choice alone, and in no number; gpt-oss' is in the weights of the chosen as well, where so little is within the bound.
+# If everything is right then, the engine decided a tie the other way. Called by judge.py.
+
+_ROUTER, _BIASED_ROUTER = "mlp.gate.weight", "mlp.router.bias"
+# A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
+_OF_TARGET = ("target.", "commit.path", "output.", "verify.")
+_OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """In all layers with experts, of the target or of the draft, the bias of one expert is larger by `size`.
+
+    A model without biases gets some, which are zero but for this one.
+    """
+
+    part: Literal["target", "draft"]
+    expert: int
+    size: float
+
+    def of(self, part: Literal["target", "draft"], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of that part with it."""
+        found = dict(weights)
+        for name in weights if part == self.part else ():
+            if name.endswith(_BIASED_ROUTER):
+                found[name] = weights[name].clone()
+                found[name][self.expert] += self.size
+            elif name.endswith(_ROUTER):
+                router, bias = weights[name], name.removesuffix("weight") + BIAS
+                found[bias] = weights[bias].clone() if bias in weights else router.new_zeros(len(router))
+                found[bias][self.expert] += self.size
+        return found
+
+
+def follows_from_experts(rule: str) -> bool:
+    """Whether what this rule compares follows from numbers of rows that went to experts."""
+    return rule.startswith((*_OF_TARGET, *_OF_DRAFT))
+
+
+# How ties in choices of experts are decided: by a nudge, as the trace has it, or as they are (None)
+Ties = Nudge | Literal["as the trace"] | None
+
+
+def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
+    """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
+
+    What experts are ranked by (an affinity and its bias, or a router's logit) is of the size of one, and two of them may each
+    be off by the bound, as two logits.
+    """
+    of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
+    of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))
+    for part, shape, rules in of_parts:
+        if not shape.routed or not rule.startswith(rules):
+            continue
+        for size in (bounds.tie / 100, bounds.tie / 10, bounds.tie):  # the nearest tie alone, if it is enough
+            for expert in range(shape.routed):
+                yield Nudge(part, expert, size)
+
+
+# Which experts each row went to by the trace, for the reference to follow where rounding admits them.
+#
+# A row's experts are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
+# request that computed it. Called by replay.py.
+
+_ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+
+
+@dataclass(slots=True)
+class RoutedRows:
+    """Experts [layers, K] of the committed rows of a target or a draft.
+
+    own  by request and row; by_prefix: by the tokens that a row has seen
+    """
+
+    own: dict[tuple[str, int], Array] = field(default_factory=dict)
+    by_prefix: dict[int, Array] = field(default_factory=dict)
+
+    def of(self, request: str, prefixes: Sequence[int]) -> list[Array | None]:
+        """Of the rows that have seen these prefixes; None where nobody says it."""
+        return [self.own.get((request, row), self.by_prefix.get(prefix)) for row, prefix in enumerate(prefixes)]
+
+
+@dataclass(slots=True)
+class Routed:
+    """What the rows of a trace went to.
+
+    steps  experts [k, layers, K] of draft decode's rows, by request, round and step
+    again  requests of which a row was computed twice, and went to other experts: no one reference has both
+    """
+
+    within: float
+    rows: dict[str, RoutedRows]
+    steps: dict[tuple[str, int, int], Array]
+    again: set[str]
+
+    def target(self, weights: Mapping[str, Tensor], shape: LlamaShape, replays: Sequence[Any]) -> Mapping[str, Tensor]:
+        """The target's weights, with what rows 0..T-2 of each replay went to."""
+        found = [at for replay in replays for at in self.rows["target"].of(replay.name, _prefixes(replay.tokens)[:-1])]
+        return self._with(weights, shape, found)
+
+    def draft(self, head: Head, replays: Sequence[Any], lengths: Sequence[int]) -> Head:
+        """The head, with what its committed rows went to: so many of each replay."""
+        found: list[Array | None] = []
+        for replay, length in zip(replays, lengths, strict=True):
+            found += self.rows["draft"].of(replay.name, _prefixes(replay.tokens)[head.ahead :][:length])
+        return replace(head, weights=self._with(head.weights, head.shape, found))
+
+    def decode(self, head: Head, rounds: Sequence[tuple[str, int]], steps: int, topk: int) -> list[Head]:
+        """The head of each step of these rounds (request, round), with what that step's rows went to."""
+        heads = []
+        for step in range(1, steps):
+            found: list[Array | None] = []
+            for request, number in rounds:
+                chosen = self.steps.get((request, number, step))
+                found += [None] * topk if chosen is None or len(chosen) != topk else list(chosen)
+            heads.append(replace(head, weights=self._with(head.weights, head.shape, found)))
+        return heads
+
+    def _with(self, weights: Mapping[str, Tensor], shape: LlamaShape, found: Sequence[Array | None]) -> dict[str, Tensor]:
+        routers = [name.removesuffix("weight") for name in weights if name.endswith(_ROUTERS)]
+        kind = shape.experts or shape.clamped
+        if kind is None or not routers:
+            return dict(weights)
+        routers.sort(key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+        whole = (len(routers), kind.chosen)
+        unknown = np.full(whole, -1, np.int64)
+        fits = [
+            at if at is not None and at.shape == whole and at.min() >= 0 and at.max() < kind.count else unknown for at in found
+        ]
+        chosen = torch.from_numpy(np.array(fits, np.int64).reshape(-1, *whole))  # [R, layers, K]
+        within = torch.tensor(self.within, dtype=torch.float64)
+        given = {f"{router}{CHOSEN}": chosen[:, layer] for layer, router in enumerate(routers)}
+        return {**weights, **given, **{f"{router}{WITHIN}": within for router in routers}}
+
+
+def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: int) -> Routed:
+    """What a trace says. within: how far off the difference of two scores may be, as a share of the largest."""
+    found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+    of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
+    for number, record in enumerate(trace.header.records):
+        if "experts" not in record.tensors or record.request not in replays:
+            continue
+        chosen, replay = trace.array(number, "experts"), replays[record.request]
+        if record.stage == "draft.decode":
+            found.steps[record.request, record.round, record.step] = chosen
+            continue
+        part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
+        prefixes = of_stories[record.request][seen:]
+        for row, index in _committed(record, replay, len(chosen)):
+            if row >= len(prefixes) or index >= len(chosen):
+                continue
+            before = found.rows[part].own.get((record.request, row))
+            if before is not None and not np.array_equal(before, chosen[index]):
+                found.again.add(record.request)
+            found.rows[part].own[record.request, row] = chosen[index]
+            found.rows[part].by_prefix[prefixes[row]] = chosen[index]
+    return found
+
+
+def _committed(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
+    """Which committed rows a forward computed, and which of its own rows each is."""
+    if record.stage in ("target.extend", "draft.extend"):
+        yield from ((record.step + index, index) for index in range(count))
+    elif record.round < len(replay.rounds):
+        round = replay.rounds[record.round]
+        path = round.path if record.stage == "target.verify" else range(round.end - round.committed)
+        yield from ((round.committed + n, index) for n, index in enumerate(path) if index >= 0)
+
+
+def _prefixes(tokens: Sequence[int]) -> list[int]:
+    """Of each position a number for the tokens up to it."""
+    found, last = [], 0
+    for token in tokens:
+        last = hash((last, token))
+        found.append(last)
+    return found

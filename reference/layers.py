@@ -1,0 +1,161 @@
+"""Parts of models: weights by name, the norm, rotary embedding, low-rank adapters, and latent attention."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .sizes import LatentShape, LlamaShape, RopeScaling
+
+Weights = Mapping[str, Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [.., H] scaled to unit root mean square, times weight [H]."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+# Rotary position embedding in the half-split convention of Hugging Face's Llama, and how it is stretched to longer contexts.
+#
+# Pair (d, d + D/2) of a head turns by the angle position * theta**(-2d/D). A model whose context was lengthened afterwards
+# turns some pairs more slowly. Sources: RoFormer (arXiv 2104.09864); `linear` is position interpolation (arXiv 2306.15595),
+# `yarn` arXiv 2309.00071 §3.2-3.4, `llama3` the form that Llama 3.1's configuration names. Checked against transformers' own
+# functions in tests/reference/test_rope.py.
+
+
+@lru_cache
+def frequencies(half: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
+    """Angle per position of each pair of a head [D/2], float64."""
+    plain = theta ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)  # [D/2]
+    if scaling is None:
+        return plain
+    slow = plain / scaling.factor
+    kept = _kept(plain, theta, scaling)  # [D/2]
+    return plain * kept + slow * (1 - kept)
+
+
+def _kept(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """How much of each pair's own frequency is kept [D/2]: 0 for a pair that is slowed down, 1 for one that is not."""
+    if scaling.kind == "linear":
+        return torch.zeros_like(plain)
+    if scaling.kind == "llama3":  # between the limits, in a straight line over the turns within the original length
+        turned = scaling.original * plain / (2 * math.pi)  # [D/2]
+        return ((turned - scaling.seldom) / (scaling.often - scaling.seldom)).clamp(0, 1)
+
+    # yarn: in a straight line over the number of the pair
+    def pair_that_turns(times: float) -> float:
+        return len(plain) * math.log(scaling.original / (times * 2 * math.pi)) / math.log(theta)
+
+    often, seldom = pair_that_turns(scaling.often), pair_that_turns(scaling.seldom)
+    if scaling.truncate:
+        often, seldom = math.floor(often), math.ceil(seldom)
+    often, seldom = max(often, 0), min(seldom, 2 * len(plain) - 1)
+    width = max(seldom - often, 1e-3)
+    return 1 - ((torch.arange(len(plain), dtype=torch.float64, device="cpu") - often) / width).clamp(0, 1)
+
+
+@lru_cache
+def turns(
+    length: int, half: int, theta: float, scaling: RopeScaling | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions 0..length-1, for all heads: [length, 1, D/2] each. Angles are float64."""
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequencies(half, theta, scaling)
+    amplitude = 1.0 if scaling is None else scaling.amplitude
+    cos, sin = (amplitude * part[:, None] for part in (angle.cos(), angle.sin()))
+    return cos.to(device, dtype), sin.to(device, dtype)
+
+
+def rotate(
+    x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None = None, *, interleaved: bool = False
+) -> Tensor:
+    """x [T, N, D] turned by its positions [T] -> [T, N, D].
+
+    interleaved: a pair is (2d, 2d + 1) and not (d, d + D/2), as RoFormer and DeepSeek have it.
+    """
+    half = x.shape[-1] // 2
+    last = int(positions.max()) if len(positions) else 0
+    length = 1 << last.bit_length()  # of few lengths, so that no angle's sine is worked out often
+    cos, sin = (turn[positions] for turn in turns(length, half, theta, scaling, x.dtype, x.device))  # [T, 1, D/2]
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])  # [T, N, D/2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+
+
+# Low-rank adapters (LoRA, arXiv 2106.09685 §4.1): a linear map W becomes W + scale · B A, and nothing else changes.
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to one linear map of I inputs and O outputs.
+
+    down [R, I]  A: the input, in R numbers
+    up   [O, R]  B: what these add to the output, scale times
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+def adapted(weights: Weights, adapter: Mapping[str, LowRank]) -> Weights:
+    """The weights of a model with this adapter, which names the weights that it changes."""
+    changed = {name: weights[name] + part.scale * (part.up @ part.down) for name, part in adapter.items()}
+    return {**weights, **changed}
+
+
+# Multi-head latent attention: of a position one latent row is stored, of which the keys and values of all heads are made.
+#
+# A row's input makes a latent vector c, normed, and one key k that turns with the position and is the same for all heads. Head
+# n has the key [U_n c, k] and the value V_n c, where U_n and V_n are the two halves of `kv_b_proj`; its query is [q, q turned],
+# made of a latent vector of its own. Scores are divided by the root of the whole width of a query. Here all keys and values are
+# made of the latent rows: the *plain* form. As U_n can be moved from the key to the query, and V_n behind the sum over values,
+# an engine may also attend to the latent rows themselves: the *absorbed* form, which is the same number (as a test holds).
+#
+# What is stored of a position is [c, k], c normed and k turned. Source: DeepSeek-V2 (arXiv 2405.04434) §2.1, equations 9-19; V3
+# (arXiv 2412.19437) §2.1.1, equations 1-11. The norms of the latent vectors are in V2's text and not in its equations. That a
+# pair of the rotary embedding is (2d, 2d + 1) is RoFormer's equation 15; DeepSeek's papers do not say it, its model does.
+#
+# Where the context was lengthened, scores have a temperature (yarn, arXiv 2309.00071 §3.4, equation 15). Unturned parts have
+# it, too, so that it cannot be an amplitude of cosines and sines, as the paper proposes.
+
+
+def latent_attention(
+    weights: Weights,
+    prefix: str,
+    shape: LlamaShape,
+    latent: LatentShape,
+    inner: Tensor,
+    positions: Tensor,
+    sees: Tensor,
+    before: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention over rows inner [R, H] at positions [R]; row r attends to the rows where sees[r] is true.
+
+    before: latent rows [E, 1, C+P] of rows that stand before these; sees is [R, E + R] then.
+    Returns (attended [R, N*W], latent rows [R, 1, C+P]); C latent.rank, P latent.rope, W latent.value.
+    """
+    rows, heads = inner.shape[0], shape.num_heads
+    compressed = linear(inner, weights[f"{prefix}q_a_proj.weight"])  # [R, latent.query_rank]
+    compressed = rms_norm(compressed, weights[f"{prefix}q_a_layernorm.weight"], shape.rms_norm_eps)
+    query = linear(compressed, weights[f"{prefix}q_b_proj.weight"]).view(rows, heads, latent.plain + latent.rope)
+    joint = linear(inner, weights[f"{prefix}kv_a_proj_with_mqa.weight"])  # [R, C+P]
+    c = rms_norm(joint[:, : latent.rank], weights[f"{prefix}kv_a_layernorm.weight"], shape.rms_norm_eps)  # [R, C]
+
+    turning = torch.cat([query[..., latent.plain :], joint[:, None, latent.rank :]], 1)  # [R, N+1, P]
+    turned = rotate(turning, positions, shape.rope_theta, shape.rope_scaling, interleaved=True)
+    query = torch.cat([query[..., : latent.plain], turned[:, :heads]], -1)  # [R, N, D+P]
+    stored = torch.cat([c[:, None], turned[:, heads:]], -1)  # [R, 1, C+P]
+
+    seen = stored if before is None else torch.cat([before, stored])  # [E+R, 1, C+P]
+    made = linear(seen[:, 0, : latent.rank], weights[f"{prefix}kv_b_proj.weight"])  # [E+R, N*(D+W)]
+    made = made.view(len(seen), heads, latent.plain + latent.value)
+    plain, value = made[..., : latent.plain], made[..., latent.plain :]  # [E+R, N, D], [E+R, N, W]
+    key = torch.cat([plain, seen[..., latent.rank :].expand(-1, heads, -1)], -1)  # [E+R, N, D+P]
+    colder = 1.0 if shape.rope_scaling is None else shape.rope_scaling.temperature
+    score = (query / (query.shape[-1] ** 0.5 * colder)).transpose(0, 1) @ key.permute(1, 2, 0)  # [N, R, E+R]
+    weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
+    return (weight @ value.transpose(0, 1)).transpose(0, 1).flatten(1), stored
