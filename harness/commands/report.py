@@ -64,7 +64,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .fuzz.page import SUMMARY, search_page
     from .gpu.job import RESULTS
     from .gpu.page import campaign_page
-    from .prove.page import PROOFS, proofs_page
+    from .prove.report import PROOFS, proofs_page
 
     if is_session(folder):
         return lambda: _session(folder)

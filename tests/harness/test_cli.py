@@ -14,6 +14,8 @@ import torch
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
+from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.check.matrix import Answer
 from eagletwin.harness.commands.diff import pair
 from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor import examine as doctor
@@ -180,7 +182,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
         for entry in entries:
             asked.append(entry.id)
             sides = Verdict(status="equal"), Verdict(status=proving._red(entry.rule), rule=entry.rule)
-            yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+            yield proving.Proof(entry, *(Answer(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
 
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
     monkeypatch.setattr(proving, "prove", proofs)
@@ -208,7 +210,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         entry = entries[0]
         sides = Verdict(status="equal"), Verdict(status="diverged", rule=entry.rule)
-        yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+        yield proving.Proof(entry, *(Answer(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(proving, "prove", proofs)

@@ -24,7 +24,7 @@ from eagletwin.harness.commands.compare.questions import Question
 from eagletwin.harness.commands.compare.report import Comparing, facts_of
 from eagletwin.harness.commands.gpu.job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, MustShow
 from eagletwin.harness.commands.gpu.page import CAMPAIGN, keep_campaign
-from eagletwin.harness.commands.prove.page import PROOFS, keep_proofs
+from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.result import CampaignFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
