@@ -37,7 +37,7 @@ class Question:
     run     what is changed in the SGLang, how it is driven, and how the case is judged
     again   the command that repeats it; "": `check` of the case in the run folder
     once    one run, kept as it is; else a divergence is confirmed in more
-    script  whether the run folder gets a reproduction script
+    script  the run of the reproduction script in the run folder; None: there is none
     found   of a case that was wrong after others: its verdict then, and these; it is confirmed
     known   whether a divergence is compared with the bugs of the ledger
     """
@@ -48,7 +48,7 @@ class Question:
     run: RunSpec = DEFAULT_RUN
     again: str = ""
     once: bool = False
-    script: bool = False
+    script: RunSpec | None = None
     found: tuple[Verdict, Sequence[Case]] | None = None
     known: bool = False
 
@@ -70,6 +70,13 @@ class Answer:
     @property
     def folder(self) -> Path | None:
         return self.outcome.folder if self.outcome is not None else None
+
+    @property
+    def run(self) -> Outcome | None:
+        """The outcome; None if this SGLang does not run the case. Raises an error that is the harness's own."""
+        if self.error is not None and not isinstance(self.error, WouldNotStart):
+            raise self.error
+        return self.outcome
 
     @property
     def said(self) -> str:
@@ -118,8 +125,8 @@ def _answer(host: Host, question: Question) -> Answer:
     folder = new_run_folder(question.out, question.name)
     again = question.again or run.command("check", folder / "case.json")
     beside = host if question.known else None
-    if question.script:
-        write_script(folder, case, run, command=again, source=host.source)
+    if question.script is not None:
+        write_script(folder, case, question.script, command=again, source=host.source)
     if question.once:
         trace = play(engine, (), case, folder, run.limits)
         outcome = conclude(case, judge_run(trace, run), trace, folder, (), again)

@@ -5,6 +5,7 @@ Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and m
 
 import gc
 import io
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -17,9 +18,7 @@ from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
-from eagletwin.harness.commands.ci.command import ci
 from eagletwin.harness.commands.compare.command import compare
-from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor.command import doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.gpu.command import gpu
@@ -47,8 +46,8 @@ app = typer.Typer(
 # In --help by what people want.
 CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
-    CHANGE: (check, fuzz, campaign, prove, compare, ci, kernels),
-    FOUND: (bisect, diff, judge, report),
+    CHANGE: (check, fuzz, campaign, prove, compare, kernels),
+    FOUND: (bisect, judge, report),
     PAIR: (acceptance, record, serve),
 }.items():
     for command in commands:
@@ -69,6 +68,8 @@ RENAMED = {
     "models list": "info models",
     "models": "info models",
     "releases": "info releases",
+    "ci": "compare",
+    "diff": "compare",
 }
 # What left the package, by its old name, and the command of a checkout that it became. For one release.
 MOVED = {
@@ -164,9 +165,33 @@ def _renamed(words: list[str]) -> list[str]:
     """The words with a command's new name, which stderr says."""
     for old, new in RENAMED.items():
         if _begin(words, old):
-            print(f"note: `eagletwin {old}` is now `eagletwin {new}`", file=sys.stderr)
-            return [*new.split(), *words[len(old.split()) :]]
+            rest = words[len(old.split()) :]
+            now = [*new.split(), *(_compared(rest, old) if new == "compare" else rest)]
+            said = shlex.join(["eagletwin", *now]) if new == "compare" else f"eagletwin {new}"
+            print(f"note: `eagletwin {old}` is now `{said}`", file=sys.stderr)
+            return now
     return words
+
+
+def _compared(words: list[str], old: str) -> list[str]:
+    """The arguments of `ci` and `diff` as `compare` takes them: an SGLang is an argument, and the case of `diff` an option."""
+    sglangs, rest = list[str](), list[str]()
+    left = iter(words)
+    for word in left:
+        name, _, value = word.partition("=")
+        if name == "--sglang":
+            sglangs.append(value or next(left, ""))
+        else:
+            rest.append(word)
+    if old == "diff" and sglangs:
+        if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
+            raise InputError(
+                "`eagletwin diff` is now `eagletwin compare`",
+                consequence="nothing was run",
+                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+            )
+        rest = ["--case", *rest]
+    return [*sglangs, *rest]
 
 
 def _run(words: list[str]) -> object:

@@ -59,7 +59,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .acceptance.page import acceptance_page
     from .bisect.page import bisection_page
     from .bisect.report import REPORT
-    from .ci.page import JOB, job_page
+    from .compare.one_report import JOB, job_page
     from .compare.page import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
     from .gpu.job import RESULTS

@@ -73,10 +73,39 @@ class SearchFacts(ResultFacts, kw_only=True):
 
 
 class JobFacts(ResultFacts, kw_only=True):
-    """A job of a CI."""
+    """One SGLang and the ledger."""
 
     folder: Annotated[str, Meta(description="the run folder")]
     job: Annotated[dict[str, Any], Meta(description="as a line of `--history` has it")]
+
+
+class ComparisonFacts(ResultFacts, kw_only=True):
+    """Two SGLangs. [The guide](../guide/compare.md#--json) has what is in the objects."""
+
+    schema: Annotated[int, Meta(description="3")] = 3
+    result: Annotated[str, Meta(description="`newly broken`, `none newly wrong` or `cannot tell`")]
+    sentence: Annotated[str, Meta(description="the result in words")]
+    not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
+    interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
+    base: Annotated[dict[str, str], Meta(description="`name`: as typed; `version`: as in traces")]
+    head: dict[str, str]
+    command: str
+    folder: str
+    seconds: float
+    counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
+    broken: list[dict[str, Any]]
+    ran_change: Annotated[int | None, Meta(description="how many cases ran the change; null if the change is not known")]
+    known: Annotated[list[str], Meta(description="bugs of the ledger that generated cases showed")]
+    not_looked_at: Annotated[list[str], Meta(description="features that no generated case had")]
+    believed: Annotated[
+        list[str],
+        Meta(description="live bugs that did not run: both sides have the code of the newest release, which has them"),
+    ]
+    not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
+    not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
+    answers: list[dict[str, Any]]
+    functions: dict[str, Any]
+    acceptance: list[dict[str, Any]]
 
 
 class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -223,10 +252,11 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
     "fuzz": SearchFacts,
     "campaign": SearchFacts,
-    "ci": JobFacts,
     "prove": ProveFacts,
     "bisect": BisectFacts,
-    "diff": DiffFacts,
+    "compare BASE HEAD": ComparisonFacts,
+    "compare SGLANG": JobFacts,
+    "compare RUN RUN": DiffFacts,
     "judge": JudgeFacts,
     "report": WrittenFacts,
     "info doctor": DoctorFacts,
@@ -235,5 +265,5 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "gpu plan": WrittenFacts,
     "gpu run": CampaignFacts,
 }
-OLDER = ("compare", "acceptance", "kernels", "info ledger", "info rules", "info models")
+OLDER = ("acceptance", "kernels", "info ledger", "info rules", "info models")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from eagletwin.cases.tokens import tokens
-from eagletwin.harness.commands.diff.comparison import diff
+from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace

@@ -15,11 +15,21 @@ from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.compare.accepted import RoundsOfBoth, count_rounds
-from eagletwin.harness.commands.compare.example import Example
-from eagletwin.harness.commands.compare.groups import EQUAL, GROUPS, Answered, Result, SideResult, group_of
+from eagletwin.harness.commands.compare.groups import (
+    EQUAL,
+    GROUPS,
+    Answered,
+    Example,
+    Result,
+    RoundsOfBoth,
+    SharedCase,
+    SideResult,
+    cases_of_ledger,
+    count_rounds,
+    entries_named,
+    group_of,
+)
 from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
-from eagletwin.harness.commands.compare.questions import Question, asked_of_ledger, entries_named
 from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
 from eagletwin.harness.commands.compare.sides import runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -61,7 +71,7 @@ PAIRS = {
 
 
 def answered(base: SideResult, head: SideResult, **more: object) -> Answered:
-    return Answered(Question("one", CASE), base, head, **more)  # type: ignore[arg-type]
+    return Answered(SharedCase("one", CASE), base, head, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("base", "head"), PAIRS)
@@ -144,9 +154,9 @@ def test_a_crash_is_broken_and_another_end_is_unknown() -> None:
 
 def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
     found: dict[tuple[str, str], RoundsOfBoth] = {}
-    count_rounds(found, Question("one", CASE), header(3, 3), (3, 6))
-    count_rounds(found, Question("two", CASE), header(1, ending="crashed"), (1, 1))
-    count_rounds(found, Question("three", CASE), header(1), (0, 0))  # HEAD did not finish
+    count_rounds(found, SharedCase("one", CASE), header(3, 3), (3, 6))
+    count_rounds(found, SharedCase("two", CASE), header(1, ending="crashed"), (1, 1))
+    count_rounds(found, SharedCase("three", CASE), header(1), (0, 0))  # HEAD did not finish
     [one] = found.values()
     assert (one.model, one.shape, one.cases, one.rounds, one.tokens) == ("llama-tiny", "chain", 1, (2, 3), (6, 6))
     assert one.text == ("3.000", "2.000", "-33.3%")
@@ -182,10 +192,10 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
 
 
 def test_the_ledger_is_asked_as_the_tree_is_and_once() -> None:
-    asked = asked_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
+    asked = cases_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
     assert [(one.name, one.view) for one in asked] == [("25015", "slot_layout"), ("8409", "true_tree")]
     assert entries_named(["none"]) == []
-    assert not any(one.name.startswith("context-end") for one in asked_of_ledger(entries_named(["all"]), CPU))
+    assert not any(one.name.startswith("context-end") for one in cases_of_ledger(entries_named(["all"]), CPU))
     with pytest.raises(InputError, match="and other entries as well"):
         entries_named(["none", "25015"])
 
@@ -338,7 +348,9 @@ def test_stdout_holds_one_value_however_a_comparison_ends(
 def many(count: int, side: SideResult, name: str) -> list[Answered]:
     folder = Path(f"runs/broken-{name}-0")
     return [
-        Answered(Question(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}"))
+        Answered(
+            SharedCase(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}")
+        )
         for n in range(count)
     ]
 

@@ -3,11 +3,11 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.harness.check.matrix import hosts_of
 from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.folders import new_run_folder
@@ -17,17 +17,14 @@ from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source, resolve
-from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.page.render import write_page
 
-from ..diff.pair import watches
 from ..fuzz.plan import Plan
 from ..fuzz.steering import Steering
 from ..options import tell
-from .example import Example
-from .groups import Answered, Result, breakages
+from .groups import Answered, Example, Result, SharedCase, breakages
+from .numbers import watches
 from .page import RECORD, comparison_page
-from .questions import Question
 from .report import SIDES, Comparing, facts_of
 from .sides import Sides
 
@@ -38,16 +35,19 @@ class Asking:
 
     names      what was typed for BASE and HEAD; words: the options that a person types
     questions  entries of the ledger, which come first; plan: of the generated cases
+    every      whether all of these run, also live bugs that both sides are believed to have
     """
 
     names: tuple[str, str]
-    questions: Sequence[Question]
+    questions: Sequence[SharedCase]
+    every: bool
     plan: Plan
     words: Sequence[str]
     unreached: Sequence[str]
     run: RunSpec
     out: Path
     _answers: list[Answered] = field(default_factory=list)
+    _believed: list[str] = field(default_factory=list)
     _examples: dict[Signature, Example] = field(default_factory=dict)
     _failed: str = ""
     _sides: Sides | None = None
@@ -64,8 +64,8 @@ class Asking:
             if watched is None or sources[0].called == sources[1].called:
                 self._failed = "BASE and HEAD are the same SGLang, file by file"
             else:
-                zygotes = [Zygote(source, self.run.mode, watch=one) for source, one in zip(sources, watched, strict=True)]
-                self._ask(zygotes, folder, mutual=mutual)
+                with hosts_of(sources, self.run.mode, watched) as hosts:
+                    self._ask((hosts[0], hosts[1]), folder, mutual=mutual)
         except KeyboardInterrupt:
             ended = EXIT_INTERRUPTED
             raise AlreadyReported(ended) from None
@@ -79,14 +79,8 @@ class Asking:
             write_page(folder, lambda: comparison_page(folder))
         return one.exit_code
 
-    def _ask(self, zygotes: Sequence[Zygote], folder: Path, *, mutual: bool) -> None:
-        with ExitStack() as stack:
-            line = stack.enter_context(progress("cases"))
-            for zygote in zygotes:
-                stack.callback(zygote.close)
-            for zygote in zygotes:  # they import at once
-                zygote.start()
-            hosts = [stack.enter_context(Host(zygote)) for zygote in zygotes]
+    def _ask(self, hosts: tuple[Host, Host], folder: Path, *, mutual: bool) -> None:
+        with progress("cases") as line:
             line.look("importing both SGLangs")
             for side, host in zip(SIDES, hosts, strict=True):
                 try:
@@ -95,9 +89,12 @@ class Asking:
                     tell(f"{side}: {error.kept_in(folder)}")
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
-            self._sides = sides = Sides((hosts[0], hosts[1]), self.names, self.run, folder, self.plan, mutual)
+            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual)
             steering = Steering(self.plan.seed, self.plan.asked)
             for question in self.questions:
+                if not self.every and sides.believes(question):
+                    self._believed.append(question.name)
+                    continue
                 line.look(question.name)
                 answer = sides.ask(question)
                 self._take(answer, line)
@@ -142,7 +139,8 @@ class Asking:
             mutual=mutual,
             examples=self._examples,
             accepted=() if sides is None else tuple(sides.accepted.values()),
-            left=len(self.questions) - sum(answer.question.entry is not None for answer in self._answers),
+            left=len(self.questions) - sum(answer.question.entry is not None for answer in self._answers) - len(self._believed),
+            believed=tuple(self._believed),
             not_looked_at=sides.tally.left_out(self.run.mode) if sides is not None and sides.tally.cases else (),
             known=sorted(bug.id for bug in sides.tally.known.values() if bug.cases) if sides is not None else (),
             unreached=self.unreached,

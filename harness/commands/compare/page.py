@@ -100,6 +100,7 @@ class _Comparison(Struct, kw_only=True):
     counts: dict[str, int]
     broken: list[_Broken]
     not_run: int
+    believed: list[str] = []
     not_reached: list[str]
     not_looked_at: list[str] = []
     answers: list[_Answer]
@@ -118,6 +119,7 @@ def comparison_page(folder: Path) -> Page:
         *((group, count(one.counts[group], "case")) for group in groups),
     ]
     facts += [("not run before it was ended", count(one.not_run, "case"))] if one.not_run else []
+    facts += [("live bugs on both sides by their code, not run", ", ".join(one.believed))] if one.believed else []
     facts += [("not reached in this mode", ", ".join(one.not_reached))] if one.not_reached else []
     shown = [(group, [answer for answer in one.answers if answer.group == group]) for group in SHOWN]
     return Page(

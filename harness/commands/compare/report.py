@@ -13,12 +13,11 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
+from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.page.render import NAME as PAGE
 
 from ..fuzz.smaller import sizes, smaller
-from .accepted import RoundsOfBoth
-from .example import Example, example_of
-from .groups import GROUPS, Answered, Breakage, Group, Result, SideResult, breakages
+from .groups import GROUPS, Answered, Breakage, Example, Group, Result, RoundsOfBoth, SideResult, breakages, example_of
 
 SCHEMA = 3
 SIDES = ("BASE", "HEAD")
@@ -35,6 +34,7 @@ class Comparing:
     changes   what ran of the difference, on each side; mutual: whether each side was compared with the other, file by file
     examples  of each breakage: the case to read; none if the command was ended before it was made small
     left      entries that were not asked before the command was ended; unreached: those that the mode does not reach
+    believed  live bugs that did not run: on both sides the code of their candidate fix is that of the newest release
     known     bugs of the ledger that generated cases showed on both sides, and that were mended there
     not_looked_at  what no generated case had, each with the option for it, as `fuzz` has it
     run, words  how both sides are run; the options that a person typed besides
@@ -52,6 +52,7 @@ class Comparing:
     examples: Mapping[Signature, Example] = field(default_factory=dict)
     accepted: Sequence[RoundsOfBoth] = ()
     left: int = 0
+    believed: Sequence[str] = ()
     unreached: Sequence[str] = ()
     known: Sequence[str] = ()
     not_looked_at: Sequence[str] = ()
@@ -101,6 +102,9 @@ class Comparing:
         text = f"{count(cases, 'generated case')} and {bugs} were compared in {self.seconds:.0f} s."
         if self.left:
             text += f" {self.left} more of the ledger did not run, since the command was ended."
+        if self.believed:
+            bugs, newest = count(len(self.believed), "live bug"), releases()[-1]
+            text += f" {bugs} of SGLang did not run: both sides have the code of {newest}, where each is proven."
         if self.unreached:
             text += f" Not reached in this mode: {shortened(self.unreached)}."
         return text
@@ -219,6 +223,7 @@ def facts_of(one: Comparing) -> dict[str, Any]:
         "ran_change": None if result.reached is None else result.reached,
         "known": list(one.known),
         "not_looked_at": list(one.not_looked_at),
+        "believed": list(one.believed),
         "not_run": one.left,
         "not_reached": list(one.unreached),
         "answers": [_answer_facts(answer) for answer in result.answers],

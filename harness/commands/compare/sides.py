@@ -13,9 +13,9 @@ from msgspec.structs import replace as changed
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.base import Base
-from eagletwin.harness.check.confirm import brief, confirm
+from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
-from eagletwin.harness.check.repro import write_script
+from eagletwin.harness.check.matrix import Matrix, Question
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import Changes, Differs, runs_no_change
@@ -24,16 +24,24 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.page.run import write_run
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.plan import Plan
 from ..fuzz.shrinking import Shrinking, Teller
 from ..fuzz.tally import Tally
-from .accepted import RoundsOfBoth, count_rounds
-from .example import MINIMAL, Example, example_of
-from .groups import EQUAL, Answered, Breakage, SideResult, group_of
-from .questions import Question
+from .groups import (
+    EQUAL,
+    MINIMAL,
+    Answered,
+    Breakage,
+    Example,
+    RoundsOfBoth,
+    SharedCase,
+    SideResult,
+    count_rounds,
+    example_of,
+    group_of,
+)
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -114,7 +122,13 @@ class Sides:
         self._mends = Mends(self.hosts[BASE], base), Mends(self.hosts[HEAD], head)
         self._mends[HEAD].base = Base(self.hosts[BASE], base)
 
-    def ask(self, question: Question) -> Answered:
+    def believes(self, question: SharedCase) -> bool:
+        """Whether an entry need not run: a live bug, and on both sides the code that its candidate fix edits is that of the
+        newest release, where the tests prove it."""
+        entry = question.entry
+        return entry is not None and all(mends.as_proven(entry, question.view) for mends in self._mends)
+
+    def ask(self, question: SharedCase) -> Answered:
         """An entry of the ledger, alone on each side as `check` has it. Raises HarnessError."""
         head, trial = self._look(HEAD, question, alone=True)
         if trial is not None and question.entry is not None:
@@ -138,17 +152,17 @@ class Sides:
     def _unstarted(self, refused: Unstarted, block: Block) -> Iterator[Answered]:
         self.tally.refuse(refused)
         if not refused.ours:
-            question = Question(f"{refused.probe.model}-{block.number}", refused.probe)
+            question = SharedCase(f"{refused.probe.model}-{block.number}", refused.probe)
             yield self._answer(question, SideResult("unknown", _one_line(refused.why)), None, None)
 
     def _generated(self, seen: CaseSeen, block: Block | None, name: str) -> Answered:
         self.tally.add(seen)
         self.changes[HEAD].add(seen.differs)
-        question = Question(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
+        question = SharedCase(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
         return self._answer(question, _said_by_seen(seen), seen.differs, seen)
 
     def _answer(
-        self, question: Question, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
+        self, question: SharedCase, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
     ) -> Answered:
         """The same with what BASE makes of it, confirmed where the two differ."""
         reached = ran_some(differs)
@@ -180,10 +194,10 @@ class Sides:
             changes.compared += 1
             changes.altered += found.numbers != base.numbers
 
-    def _spec(self, side: int, question: Question) -> RunSpec:
+    def _spec(self, side: int, question: SharedCase) -> RunSpec:
         return self._mends[side].trials(question.mended, question.view).run
 
-    def _command(self, question: Question, side: int, file: Path | None = None) -> str:
+    def _command(self, question: SharedCase, side: int, file: Path | None = None) -> str:
         """What to type to see it on one side. A generated case is written down for it."""
         if question.entry is not None:
             return self._spec(side, question).command("check", question.entry.id)
@@ -193,7 +207,7 @@ class Sides:
             file.write_text(pretty_case(question.case), encoding="utf-8")
         return self._spec(side, question).command("check", file)
 
-    def _look(self, side: int, question: Question, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
+    def _look(self, side: int, question: SharedCase, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
         """What a side says. A remedy of HEAD's bugs may not fit BASE: then BASE runs with those of its own."""
         mends = self._mends[side]
         try:
@@ -208,14 +222,14 @@ class Sides:
             return SideResult("unknown", _one_line(error.cause)), None
         return said_by(trial), trial
 
-    def _again(self, side: int, question: Question, first: SideResult) -> SideResult:
+    def _again(self, side: int, question: SharedCase, first: SideResult) -> SideResult:
         """The same alone; unknown if it comes out otherwise."""
         second, _ = self._look(side, question, alone=True)
         if (second.status, second.signature) == (first.status, first.signature):
             return second
         return SideResult("unknown", _one_line(f"nondeterministic: first {first.text}; alone {second.text}"))
 
-    def _broken(self, question: Question, head: SideResult, found: Trial | CaseSeen) -> Answered:
+    def _broken(self, question: SharedCase, head: SideResult, found: Trial | CaseSeen) -> Answered:
         """Make sure of what is right on BASE and wrong on HEAD: alone on each, and thrice if it is the first of its kind."""
         base = self._again(BASE, question, EQUAL)
         ran = found.differs.ran if found.differs is not None else ()
@@ -231,19 +245,25 @@ class Sides:
                 self._seen[question.name] = changed(found, signature=kept.head.signature)
         return answer
 
-    def _keep(self, question: Question, found: Trial | CaseSeen, folder: Path) -> _Kept:
+    def _keep(self, question: SharedCase, found: Trial | CaseSeen, folder: Path) -> _Kept:
         """Run on HEAD what was found there, in fresh forks, and keep it in a run folder of its own."""
         spec, host = self._spec(HEAD, question), self.hosts[HEAD]
-        folder.mkdir()
         again = self._command(question, HEAD, folder / "case.json")
-        named = changed(spec, finding=str(found.signature or ""))
-        write_script(folder, question.case, named, command=again, source=host.source)
-        try:
-            engine = host.engine(question.case, spec.applied, spec.kernels)
-            outcome = confirm(engine, question.case, found.verdict, found.before, folder, spec, again=again, host=host)
-        except WouldNotStart as error:
-            return _Kept(SideResult("unknown", _one_line(error.cause)), again)
-        write_run(outcome)
+        answer = Matrix().ask(
+            host,
+            Question(
+                what=question.case,
+                name=folder.name,
+                out=folder.parent,
+                run=spec,
+                again=again,
+                script=changed(spec, finding=str(found.signature or "")),
+                found=(found.verdict, found.before),
+                known=True,
+            ),
+        )
+        if (outcome := answer.run) is None:
+            return _Kept(SideResult("unknown", _one_line(answer.verdict.reason)), again)
         head = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
         return _Kept(head, outcome.again or again, outcome.known)
 
@@ -283,12 +303,12 @@ class Sides:
             finding.partial,
         )
 
-    def _is_live(self, question: Question, head: SideResult) -> bool:
+    def _is_live(self, question: SharedCase, head: SideResult) -> bool:
         """Whether HEAD shows no more than the entry's own bug, which its release is known to have."""
         entry = question.entry
         return entry is not None and entry.rule == head.rule and may_have(self.hosts[HEAD].source.called, entry)
 
-    def _known(self, question: Question, head: SideResult) -> str:
+    def _known(self, question: SharedCase, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""
         if question.entry is not None and question.entry.rule == head.rule:
             return question.entry.id

@@ -13,7 +13,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Fields, Page, PageSection, Table, TableRow
 from eagletwin.harness.page.render import NAME, write_page
 
-from ..diff.precision_gap import Apart, apart_text
+from ..compare.precision_gap import Apart, apart_text
 from ..page_facts import never_happened, read_facts, row
 from ..result import CampaignFacts
 from .batches import PATHS

@@ -153,8 +153,8 @@ def prove_on_wheels(
             found[entry.id, name] = matrix.ask(host, _on_wheel(entry, name, runs, run))
     for entry in fixed:
         hidden = refused(InputError(entry.hidden, consequence="", remedy=""))
-        sides = (found.get((entry.id, release), hidden) for release in (entry.fixed, entry.last_bad))
-        yield Proof(entry, *sides, wheels=True)
+        green, red = (found.get((entry.id, release), hidden) for release in (entry.fixed, entry.last_bad))
+        yield Proof(entry, green, red, wheels=True)
 
 
 def _on_wheel(entry: Known, release: str, runs: Path, run: RunSpec) -> Question:

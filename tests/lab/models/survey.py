@@ -45,6 +45,7 @@ def _answer(entry: Entry, result: ProofInModel) -> ModelCell:
     if proof.errors:
         return ModelCell(asked=asked, status="not run", why=" ".join(proof.why.split()))
     if proof.holds:
+        assert isinstance(proof.entry, Entry)
         rule, attempt = proof.red.verdict.rule, attempt_of(entry, proof.entry.case)
         return ModelCell(asked=asked, status="proven", rule=rule, attempt=attempt, beside=result.beside)
     sides = [

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagletwin.harness.commands.ci import searching
 
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.ci import searching
 from eagletwin.harness.commands.fuzz import looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.shrinking import Shrinking
