@@ -35,7 +35,7 @@ class Question:
     what    a case, or a call of one function
     name    of the run folder below `out`
     run     what is changed in the SGLang, how it is driven, and how the case is judged
-    again   the command that repeats it; "": `check` of the case in the run folder
+    again   the command that repeats it; "": none; None: `check` of the case in the run folder
     once    one run, kept as it is; else a divergence is confirmed in more
     script  the run of the reproduction script in the run folder; None: there is none
     found   of a case that was wrong after others: its verdict then, and these; it is confirmed
@@ -46,7 +46,7 @@ class Question:
     name: str
     out: Path
     run: RunSpec = DEFAULT_RUN
-    again: str = ""
+    again: str | None = None
     once: bool = False
     script: RunSpec | None = None
     found: tuple[Verdict, Sequence[Case]] | None = None
@@ -123,7 +123,9 @@ def _answer(host: Host, question: Question) -> Answer:
         return Answer(verdict, text=probe_text(case, verdict, host.version))
     engine = host.engine(case, run.applied, run.kernels)
     folder = new_run_folder(question.out, question.name)
-    again = question.again or run.command("check", folder / "case.json")
+    again = question.again
+    if again is None:
+        again = run.command("check", folder / "case.json")
     beside = host if question.known else None
     if question.script is not None:
         write_script(folder, case, question.script, command=again, source=host.source)

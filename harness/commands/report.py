@@ -57,8 +57,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
 
     from .acceptance.deserved_page import FACTS
     from .acceptance.page import acceptance_page
-    from .bisect.page import bisection_page
-    from .bisect.report import REPORT
+    from .bisect.report import REPORT, bisection_page
     from .compare.one_report import JOB, job_page
     from .compare.page import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page

@@ -148,10 +148,13 @@ def test_the_beginning_of_several_ids_is_no_case_and_they_are_named(tmp_path: Pa
 
 
 @pytest.mark.skipif(missing_for_cuda() is None, reason="there is a GPU here")
-@pytest.mark.parametrize("command", [("check", "25015"), ("prove", "25015"), ("fuzz",), ("compare", "0.4.1")])
+@pytest.mark.parametrize(
+    "command",
+    [("check", "25015", "--sglang"), ("prove", "25015", "--sglang"), ("fuzz", "--sglang"), ("compare",)],
+)
 @pytest.mark.slow
 def test_a_gpu_that_is_missing_is_reported_before_an_sglang_is_fetched(tmp_path: Path, command: tuple[str, ...]) -> None:
-    done = eagletwin(*command, "--sglang", "0.4.1", "--device", "cuda", cwd=tmp_path)
+    done = eagletwin(*command, "0.4.1", "--device", "cuda", cwd=tmp_path)
     assert done.returncode == 128
     assert "a CUDA engine needs it" in done.stderr
     assert "0.4.1" not in done.stderr

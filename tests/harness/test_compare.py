@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace as replaced
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,6 +16,8 @@ from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
+from eagletwin.harness.commands.compare import asking
+from eagletwin.harness.commands.compare.asking import Asking
 from eagletwin.harness.commands.compare.groups import (
     EQUAL,
     GROUPS,
@@ -31,7 +34,7 @@ from eagletwin.harness.commands.compare.groups import (
 )
 from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
 from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
-from eagletwin.harness.commands.compare.sides import runs_as_base, said_by
+from eagletwin.harness.commands.compare.sides import Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.case import Case
@@ -39,9 +42,11 @@ from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.trace import Recorder, new_header
 from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
 
 CASE = LEDGER["25015"].case
@@ -343,6 +348,35 @@ def test_stdout_holds_one_value_however_a_comparison_ends(
         typed(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code
     assert json.loads((tmp_path / "eagletwin-runs" / "compare" / "comparison.json").read_text())["exit_code"] == code
+
+
+@pytest.mark.parametrize(("every", "ran"), [(False, ["26329"]), (True, ["26329", "row-overflow"])])
+def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
+    every: bool, ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fake(Sides):
+        def believes(self, question: SharedCase) -> bool:
+            return question.name == "row-overflow"
+
+        def ask(self, question: SharedCase) -> Answered:
+            return Answered(question, EQUAL, EQUAL)
+
+    host = SimpleNamespace(connection=lambda: None, source=resolve("0.5.23"), mode=CPU, beside=lambda *_: host)
+    monkeypatch.setattr(asking, "Sides", Fake)
+    plan = SearchOptions(max_cases=0).plan
+    questions = cases_of_ledger(entries_named(["26329", "row-overflow"]), CPU)
+    names = ("0.5.23", "0.5.22")
+    one = Asking(
+        names=names, questions=questions, every=every, plan=plan, words=(), unreached=(), run=DEFAULT_RUN, out=tmp_path
+    )
+    one._ask((host, host), tmp_path, mutual=False)  # type: ignore[arg-type]
+    sources = host.source, host.source
+    seen = one._comparing(sources, tmp_path, 1.0, mutual=False, ended=None)
+    facts = facts_of(seen)
+    assert [answer["name"] for answer in facts["answers"]] == ran
+    assert (facts["believed"], facts["not_run"]) == ([] if every else ["row-overflow"], 0)
+    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.asked) == (not every)
+    assert ("1 live bug" in markdown_of(seen)) == (not every)
 
 
 def many(count: int, side: SideResult, name: str) -> list[Answered]:

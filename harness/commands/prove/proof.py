@@ -117,7 +117,7 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
 def _question(entry: Entry, name: str, runs: Path, run: RunSpec) -> Question:
     side = side_run(entry, entry.green if name == "green" else entry.red, run)
     known = entry.id in LEDGER and LEDGER[entry.id].case == entry.case
-    again = side.command("check", entry.id) if known else ""
+    again = side.command("check", entry.id) if known else None
     return Question(what=entry.case, name=f"{entry.id}-{name}", out=runs, run=side, again=again)
 
 
