@@ -184,7 +184,15 @@ class Mends:
         read_alike = view == "shifted" and entry.within == DECLARED_VIEW and RECIPES[entry.case.model].reads_states
         if view != entry.within and not read_alike:
             return False
-        return self._usual and self._edited.isdisjoint(entry.remedy.targets) and as_newest(self.host.source, entry.remedy)
+        return self._as_newest(entry.remedy)
+
+    def right_as_proven(self, entry: Entry) -> bool:
+        """The same of a bug that is fixed, and that this SGLang is thus known not to have."""
+        version = self.host.source.called
+        return entry.revert is not None and not may_have(version, entry) and self._as_newest(entry.revert)
+
+    def _as_newest(self, patch: Patch) -> bool:
+        return self._usual and self._edited.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""

@@ -356,7 +356,7 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
 ) -> None:
     class Fake(Sides):
         def believes(self, question: SharedCase) -> bool:
-            return question.name == "row-overflow"
+            return question.name == "row-overflow" and not self.every
 
         def ask(self, question: SharedCase) -> Answered:
             return Answered(question, EQUAL, EQUAL)

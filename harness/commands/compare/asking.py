@@ -35,7 +35,7 @@ class Asking:
 
     names      what was typed for BASE and HEAD; words: the options that a person types
     questions  entries of the ledger, which come first; plan: of the generated cases
-    every      whether all of these run, also live bugs that both sides are believed to have
+    every      whether all of these run on both sides, also where the code says what comes out
     """
 
     names: tuple[str, str]
@@ -89,10 +89,10 @@ class Asking:
                     tell(f"{side}: {error.kept_in(folder)}")
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
-            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual)
+            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual, self.every)
             steering = Steering(self.plan.seed, self.plan.asked)
             for question in self.questions:
-                if not self.every and sides.believes(question):
+                if sides.believes(question):
                     self._believed.append(question.name)
                     continue
                 line.look(question.name)

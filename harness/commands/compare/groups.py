@@ -123,6 +123,7 @@ class Answered:
     folder  the run folder of HEAD, of the first case that is newly broken in its way
     ran     of what is newly broken: the changed functions that HEAD called
     reached whether it ran something of the change on either side; None: what changed is not known
+    believed  whether BASE did not run, since it has the fix as the newest release has it
     """
 
     question: SharedCase
@@ -133,6 +134,7 @@ class Answered:
     folder: Path | None = None
     ran: tuple[str, ...] = ()
     reached: bool | None = None
+    believed: bool = False
 
     @property
     def group(self) -> Group:

@@ -103,8 +103,10 @@ class Comparing:
         if self.left:
             text += f" {self.left} more of the ledger did not run, since the command was ended."
         if self.believed:
-            bugs, newest = count(len(self.believed), "live bug"), releases()[-1]
-            text += f" {bugs} of SGLang did not run: both sides have the code of {newest}, where each is proven."
+            bugs = count(len(self.believed), "live bug")
+            text += f" {bugs} of SGLang did not run: both sides have the code of {releases()[-1]}, where each is proven."
+        if alone := sum(answer.believed for answer in self.result.answers):
+            text += f" Of the entries {alone} ran on HEAD alone: BASE has the fixes of {releases()[-1]}, where each is proven."
         if self.unreached:
             text += f" Not reached in this mode: {shortened(self.unreached)}."
         return text
@@ -266,6 +268,7 @@ def _answer_facts(answer: Answered) -> dict[str, Any]:
         "shape": answer.question.shape,
         "group": answer.group,
         "ran_change": answer.reached,
+        "ran_on_base": not answer.believed,
         "base": _side_facts(answer.base),
         "head": _side_facts(answer.head),
         "known": answer.known,

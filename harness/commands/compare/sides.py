@@ -100,6 +100,7 @@ class _Kept:
 class Sides:
     """Both sides of a comparison.
 
+    every    whether all entries run on both, also where the code says what comes out
     plan     of a search on HEAD; mutual: whether each side is compared with the other, file by file
     changes  what of the difference ran on each; accepted: tokens a round, by configuration; tally: of the generated cases
     """
@@ -110,6 +111,7 @@ class Sides:
     folder: Path
     plan: Plan
     mutual: bool = False
+    every: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
     accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -126,7 +128,7 @@ class Sides:
         """Whether an entry need not run: a live bug, and on both sides the code that its candidate fix edits is that of the
         newest release, where the tests prove it."""
         entry = question.entry
-        return entry is not None and all(mends.as_proven(entry, question.view) for mends in self._mends)
+        return entry is not None and not self.every and all(mends.as_proven(entry, question.view) for mends in self._mends)
 
     def ask(self, question: SharedCase) -> Answered:
         """An entry of the ledger, alone on each side as `check` has it. Raises HarnessError."""
@@ -169,6 +171,9 @@ class Sides:
         if self.mutual and runs_as_base(differs) and (head == EQUAL or self._is_live(question, head)):
             known = "" if head == EQUAL or question.entry is None else question.entry.id
             return Answered(question, head, head, known, reached=reached)
+        entry = question.entry
+        if entry is not None and not self.every and head == EQUAL and self._mends[BASE].right_as_proven(entry):
+            return Answered(question, EQUAL, head, reached=reached, believed=True)
         base, trial = self._look(BASE, question, alone=question.entry is not None)
         if trial is not None:
             self.changes[BASE].add(trial.differs)
