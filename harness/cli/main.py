@@ -18,7 +18,7 @@ from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
-from eagletwin.harness.commands.compare.command import compare
+from eagletwin.harness.commands.compare.command import compare, old_arguments
 from eagletwin.harness.commands.doctor.command import doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.gpu.command import gpu
@@ -166,32 +166,11 @@ def _renamed(words: list[str]) -> list[str]:
     for old, new in RENAMED.items():
         if _begin(words, old):
             rest = words[len(old.split()) :]
-            now = [*new.split(), *(_compared(rest, old) if new == "compare" else rest)]
+            now = [*new.split(), *(old_arguments(rest, old) if new == "compare" else rest)]
             said = shlex.join(["eagletwin", *now]) if new == "compare" else f"eagletwin {new}"
             print(f"note: `eagletwin {old}` is now `{said}`", file=sys.stderr)
             return now
     return words
-
-
-def _compared(words: list[str], old: str) -> list[str]:
-    """The arguments of `ci` and `diff` as `compare` takes them: an SGLang is an argument, and the case of `diff` an option."""
-    sglangs, rest = list[str](), list[str]()
-    left = iter(words)
-    for word in left:
-        name, _, value = word.partition("=")
-        if name == "--sglang":
-            sglangs.append(value or next(left, ""))
-        else:
-            rest.append(word)
-    if old == "diff" and sglangs:
-        if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
-            raise InputError(
-                "`eagletwin diff` is now `eagletwin compare`",
-                consequence="nothing was run",
-                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
-            )
-        rest = ["--case", *rest]
-    return [*sglangs, *rest]
 
 
 def _run(words: list[str]) -> object:

@@ -15,11 +15,11 @@ import torch
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.check.confirm import Outcome
-from eagletwin.harness.check.matrix import Answer
 from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.doctor import examine as doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
+from eagletwin.harness.commands.matrix import Cell
 from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
@@ -188,7 +188,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
         for entry in entries:
             asked.append(entry.id)
             sides = Verdict(status="equal"), Verdict(status=proving._red(entry.rule), rule=entry.rule)
-            yield proving.Proof(entry, *(Answer(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
+            yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
 
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
     monkeypatch.setattr(proving, "prove", proofs)
@@ -216,7 +216,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         entry = entries[0]
         sides = Verdict(status="equal"), Verdict(status="diverged", rule=entry.rule)
-        yield proving.Proof(entry, *(Answer(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
+        yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(proving, "prove", proofs)

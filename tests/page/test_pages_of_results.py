@@ -228,7 +228,7 @@ SAID = {
         "5 tokens of the texts are not what the target says greedily",
     ),
     "ci": (
-        "DIVERGED · CI job",
+        "DIVERGED · SGLang tree-1",
         'href="lacks-26329/report.html">26329',
         'href="search/fuzz-0/report.html">llama-mtp',
         'href="search/fuzz-0/finding-1/minimal/report.html"',

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.harness.check.matrix import Matrix, Question
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
@@ -20,6 +19,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.source import resolve
 
+from ..matrix import Matrix, Question
 from .marks import Looked, Sighting, settled
 from .reduce import Reduced, reduce
 from .state import Subject

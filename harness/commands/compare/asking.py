@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
-from eagletwin.harness.check.matrix import hosts_of
 from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.folders import new_run_folder
@@ -21,6 +20,7 @@ from eagletwin.harness.page.render import write_page
 
 from ..fuzz.plan import Plan
 from ..fuzz.steering import Steering
+from ..matrix import hosts_of
 from ..options import tell
 from .groups import Answered, Example, Result, SharedCase, breakages
 from .numbers import watches

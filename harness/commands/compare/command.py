@@ -323,3 +323,24 @@ def _families(names: tuple[str, ...]) -> list[str]:
             remedy=nearest(unknown[0], RECIPES, "`eagletwin info models`"),
         )
     return list(dict.fromkeys(names))
+
+
+def old_arguments(words: list[str], old: str) -> list[str]:
+    """The arguments of `ci` and `diff` as `compare` takes them: an SGLang is an argument, and the case of `diff` an option."""
+    sglangs, rest = list[str](), list[str]()
+    left = iter(words)
+    for word in left:
+        name, _, value = word.partition("=")
+        if name == "--sglang":
+            sglangs.append(value or next(left, ""))
+        else:
+            rest.append(word)
+    if old == "diff" and sglangs:
+        if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
+            raise InputError(
+                "`eagletwin diff` is now `eagletwin compare`",
+                consequence="nothing was run",
+                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+            )
+        rest = ["--case", *rest]
+    return [*sglangs, *rest]

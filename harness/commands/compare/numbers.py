@@ -11,7 +11,6 @@ from msgspec.structs import replace as changed
 from torch import Tensor
 
 from eagletwin.harness.check.confirm import Outcome, brief
-from eagletwin.harness.check.matrix import Matrix, Question, hosts_of
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Watch, doubts_of
@@ -28,6 +27,7 @@ from eagletwin.harness.judge.distances import Distances
 from eagletwin.harness.judge.model import model_of
 
 from ..as_json import tell_result
+from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
 from ..result import DifferenceFacts, DiffFacts
 

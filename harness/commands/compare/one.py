@@ -16,7 +16,6 @@ from msgspec.structs import replace as changed
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import may_have
-from eagletwin.harness.check.matrix import Matrix, Question
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes
@@ -47,6 +46,7 @@ from ..bisect.worktree import Worktree, commit_of, git
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
 from ..fuzz.page import SUMMARY
+from ..matrix import Matrix, Question
 from ..options import tell
 from ..result import JobFacts
 from .groups import SideResult

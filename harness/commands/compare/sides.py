@@ -15,7 +15,6 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
-from eagletwin.harness.check.matrix import Matrix, Question
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import Changes, Differs, runs_no_change
@@ -29,6 +28,7 @@ from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.plan import Plan
 from ..fuzz.shrinking import Shrinking, Teller
 from ..fuzz.tally import Tally
+from ..matrix import Matrix, Question
 from .groups import (
     EQUAL,
     MINIMAL,

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Side
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.matrix import Answer, Matrix, Question, refused
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.release_hosts import hosts
 from eagletwin.harness.judge.unseen import shows_instead
+
+from ..matrix import Cell, Matrix, Question, refused
 
 
 def _red(rule: str) -> str:
@@ -38,8 +39,8 @@ class Proof:
     """
 
     entry: Known
-    green: Answer
-    red: Answer
+    green: Cell
+    red: Cell
     any_rule: bool = False
     another: str = ""
     wheels: bool = False
@@ -145,7 +146,7 @@ def prove_on_wheels(
     """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
     matrix, fixed = Matrix(), [entry for entry in entries if entry.fixed]
     wanted = {release for entry in fixed if entry.last_bad for release in (entry.last_bad, entry.fixed)}
-    found: dict[tuple[str, str], Answer] = {}
+    found: dict[tuple[str, str], Cell] = {}
     for name, host in hosts([name for name in releases() if name in wanted]):
         chosen = [entry for entry in fixed if entry.last_bad and name in (entry.last_bad, entry.fixed)]
         tell(f"SGLang {name}: {', '.join(entry.id for entry in chosen)}")

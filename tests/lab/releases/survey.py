@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.harness.check.matrix import Matrix, Question
+from eagletwin.harness.commands.matrix import Matrix, Question
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
 from eagletwin.harness.core.patch import Patch

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagletwin.cases.entry import Probe
+from eagletwin.harness.check.confirm import Outcome, check, conclude, confirm, play
+from eagletwin.harness.check.function_calls import ask, probe_text
+from eagletwin.harness.check.judge_run import judge_run
+from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.errors import EagletwinError, InputError
@@ -21,11 +25,6 @@ from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.page.run import write_run
-
-from .confirm import Outcome, check, conclude, confirm, play
-from .function_calls import ask, probe_text
-from .judge_run import judge_run
-from .repro import write_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +53,8 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What an SGLang makes of a question.
+class Cell:
+    """What an SGLang makes of a question: a cell of the matrix.
 
     verdict  unknown if nothing ran: `error` says why
     outcome  of a case that ran, with its run folder
@@ -90,8 +89,8 @@ class Answer:
         return f"{self.outcome.report if columns is None else self.outcome.text(columns)}\n  folder: {self.folder}\n"
 
 
-def refused(error: EagletwinError) -> Answer:
-    return Answer(Verdict(status="unknown", reason=" ".join(error.cause.split())), error=error)
+def refused(error: EagletwinError) -> Cell:
+    return Cell(Verdict(status="unknown", reason=" ".join(error.cause.split())), error=error)
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class Matrix:
 
     _dead: dict[Host, EagletwinError] = field(default_factory=dict)
 
-    def ask(self, host: Host | NotFetched, question: Question) -> Answer:
+    def ask(self, host: Host | NotFetched, question: Question) -> Cell:
         """The answer, also where nothing could run. Raises InputError for options that fit no engine."""
         if isinstance(host, NotFetched):
             return refused(host)
@@ -116,11 +115,11 @@ class Matrix:
             return refused(error)
 
 
-def _answer(host: Host, question: Question) -> Answer:
+def _answer(host: Host, question: Question) -> Cell:
     case, run = question.what, question.run
     if isinstance(case, Probe):
         verdict = ask(case, host, run.applied)
-        return Answer(verdict, text=probe_text(case, verdict, host.version))
+        return Cell(verdict, text=probe_text(case, verdict, host.version))
     engine = host.engine(case, run.applied, run.kernels)
     folder = new_run_folder(question.out, question.name)
     again = question.again
@@ -137,7 +136,7 @@ def _answer(host: Host, question: Question) -> Answer:
     else:
         outcome = check(engine, case, folder, run, again=again, host=beside)
     write_run(outcome)
-    return Answer(outcome.verdict, outcome)
+    return Cell(outcome.verdict, outcome)
 
 
 @contextmanager
