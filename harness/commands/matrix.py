@@ -37,6 +37,7 @@ class Question:
     again   the command that repeats it; "": none; None: `check` of the case in the run folder
     once    one run, kept as it is; else a divergence is confirmed in more
     script  the run of the reproduction script in the run folder; None: there is none
+    after   cases that run before it in the same process
     found   of a case that was wrong after others: its verdict then, and these; it is confirmed
     known   whether a divergence is compared with the bugs of the ledger
     """
@@ -48,6 +49,7 @@ class Question:
     again: str | None = None
     once: bool = False
     script: RunSpec | None = None
+    after: tuple[Case, ...] = ()
     found: tuple[Verdict, Sequence[Case]] | None = None
     known: bool = False
 
@@ -134,7 +136,7 @@ def _answer(host: Host, question: Question) -> Cell:
     elif question.found is not None:
         outcome = confirm(engine, case, *question.found, folder, run, again=again, host=beside)
     else:
-        outcome = check(engine, case, folder, run, again=again, host=beside)
+        outcome = check(engine, case, folder, run, after=question.after, again=again, host=beside)
     write_run(outcome)
     return Cell(outcome.verdict, outcome)
 

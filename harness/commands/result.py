@@ -79,6 +79,87 @@ class JobFacts(ResultFacts, kw_only=True):
     job: Annotated[dict[str, Any], Meta(description="as a line of `--history` has it")]
 
 
+class NamedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str  # as typed
+    version: str  # as in traces
+
+
+class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The case to read of what is newly broken."""
+
+    line: str
+    case: dict[str, Any]
+    changes: list[str]  # its options
+    size: str
+    looks: int  # smaller cases that ran
+    partial: bool  # time was up before it was smallest
+    known: str
+    again: str
+    folder: str
+
+
+class BrokenFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What HEAD breaks in one way."""
+
+    what: str
+    rule: str
+    stage: str
+    layer: int
+    function: str
+    cases: list[str]
+    changed_functions: list[str]
+    example: ExampleFacts
+
+
+class SideFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    status: str
+    rule: str
+    line: str
+
+
+class AnswerFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A case on both sides."""
+
+    name: str
+    kind: str
+    model: str
+    shape: str
+    group: str
+    ran_change: bool | None
+    ran_on_base: bool
+    base: SideFacts
+    head: SideFacts
+    known: str
+    again: str
+    folder: str
+
+
+class FunctionsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What differs on a side, and in how many runs of all it ran."""
+
+    against: str
+    run: dict[str, int]
+    not_run: list[str]
+    outside_of_functions: list[str]
+    gone: list[str]
+    not_run_here: list[str]
+    runs: int
+
+
+class RoundsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    rounds: int
+    tokens: int
+    mean: float | None
+
+
+class AcceptedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    shape: str
+    cases: int
+    base: RoundsFacts
+    head: RoundsFacts
+
+
 class ComparisonFacts(ResultFacts, kw_only=True):
     """Two SGLangs. [The guide](../guide/compare.md#--json) has what is in the objects."""
 
@@ -87,13 +168,13 @@ class ComparisonFacts(ResultFacts, kw_only=True):
     sentence: Annotated[str, Meta(description="the result in words")]
     not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
     interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
-    base: Annotated[dict[str, str], Meta(description="`name`: as typed; `version`: as in traces")]
-    head: dict[str, str]
+    base: Annotated[NamedFacts, Meta(description="`name`: as typed; `version`: as in traces")]
+    head: NamedFacts
     command: str
     folder: str
     seconds: float
     counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
-    broken: list[dict[str, Any]]
+    broken: list[BrokenFacts]
     ran_change: Annotated[int | None, Meta(description="how many cases ran the change; null if the change is not known")]
     known: Annotated[list[str], Meta(description="bugs of the ledger that generated cases showed")]
     not_looked_at: Annotated[list[str], Meta(description="features that no generated case had")]
@@ -103,9 +184,9 @@ class ComparisonFacts(ResultFacts, kw_only=True):
     ]
     not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
     not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
-    answers: list[dict[str, Any]]
-    functions: dict[str, Any]
-    acceptance: list[dict[str, Any]]
+    answers: list[AnswerFacts]
+    functions: dict[str, FunctionsFacts]
+    acceptance: list[AcceptedFacts]
 
 
 class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from dataclasses import replace as replaced
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +34,8 @@ from eagletwin.harness.commands.compare.groups import (
     group_of,
 )
 from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
-from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
+from eagletwin.harness.commands.compare.report import Comparing, text_of
+from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.sides import Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
@@ -210,6 +212,11 @@ def test_options_that_exclude_each_other_are_refused() -> None:
         typed(["compare", "a", "b", "--markdown", "--json"])
     with pytest.raises(InputError, match="no entry of the ledger"):
         typed(["compare", "a", "b", "--cases", "0", "--ledger", "none"])
+
+
+def facts_of(one: Comparing) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(typed_facts_of(one))
+    return found
 
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"

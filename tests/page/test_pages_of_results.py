@@ -1,7 +1,6 @@
 """Pages of what commands keep as JSON: comparisons, proofs, campaigns, what a pair deserves, CI jobs. Each is made again by
 `eagletwin report`, links to the pages of its runs, and shows what others wrote as text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def compared(folder: Path) -> Path:
         left=4,
         unreached=("context-end-reads",),
     )
-    (folder / RECORD).write_text(json.dumps(facts_of(one)))
+    (folder / RECORD).write_bytes(msgspec.json.encode(facts_of(one)))
     return folder
 
 

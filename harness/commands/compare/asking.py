@@ -1,10 +1,11 @@
 """One comparison from its two names to its report: both SGLangs are started, asked question by question, and summed up."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.harness.core.differs import Changes, doubts_of
@@ -75,7 +76,7 @@ class Asking:
         finally:
             one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
             show(one)
-            (folder / RECORD).write_text(json.dumps(facts_of(one), indent=1) + "\n", encoding="utf-8")
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(one)), indent=1) + b"\n")
             write_page(folder, lambda: comparison_page(folder))
         return one.exit_code
 

@@ -17,7 +17,6 @@ from eagletwin.harness.core.words import count, nearest
 from ..as_json import tell_result, wants_json, with_json
 from ..fuzz.typed import MAX_CASES, MINUTES
 from ..options import DEFAULT_RUNS, OUTPUT, Runs, tell
-from ..result import ComparisonFacts
 from ..run_options import HOW, LIMITS, STRICT, run_options
 
 if TYPE_CHECKING:
@@ -294,7 +293,7 @@ class _Search:
             print(markdown_of(one))
         else:
             show(text_of(one, width()))
-        tell_result(ComparisonFacts(**facts_of(one)))
+        tell_result(facts_of(one))
 
 
 def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:

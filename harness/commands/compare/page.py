@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from msgspec import Struct
-
 from eagletwin.harness.core.differs import shortened
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell
 
 from ..page_facts import left_out, page_beside, read_facts, row
+from ..result import AcceptedFacts, AnswerFacts, ComparisonFacts, SideFacts
 from .groups import GROUPS
 from .report import NAMES, SHOWN, SIDES
 
@@ -22,95 +21,9 @@ _MEANS = {
 }
 
 
-class _Named(Struct, kw_only=True):
-    name: str
-    version: str
-
-
-class _Example(Struct, kw_only=True):
-    line: str
-    size: str
-    partial: bool
-    known: str
-    again: str
-    folder: str
-
-
-class _Broken(Struct, kw_only=True):
-    what: str
-    cases: list[str]
-    changed_functions: list[str]
-    example: _Example
-
-
-class _Side(Struct, kw_only=True):
-    status: str
-    line: str
-
-
-class _Answer(Struct, kw_only=True):
-    name: str
-    kind: str
-    model: str
-    shape: str
-    group: str
-    base: _Side
-    head: _Side
-    known: str
-    again: str
-    folder: str
-
-
-class _Functions(Struct, kw_only=True):
-    against: str
-    run: dict[str, int]
-    not_run: list[str]
-    outside_of_functions: list[str]
-    gone: list[str]
-    not_run_here: list[str]
-    runs: int
-
-
-class _Rounds(Struct, kw_only=True):
-    rounds: int
-    tokens: int
-    mean: float | None
-
-
-class _Accepted(Struct, kw_only=True):
-    model: str
-    shape: str
-    cases: int
-    base: _Rounds
-    head: _Rounds
-
-
-class _Comparison(Struct, kw_only=True):
-    """comparison.json, as far as a page shows it."""
-
-    result: str
-    not_seen: str = ""
-    sentence: str
-    interrupted: bool
-    base: _Named
-    head: _Named
-    command: str
-    folder: str
-    seconds: float
-    counts: dict[str, int]
-    broken: list[_Broken]
-    not_run: int
-    believed: list[str] = []
-    not_reached: list[str]
-    not_looked_at: list[str] = []
-    answers: list[_Answer]
-    functions: dict[str, _Functions]
-    acceptance: list[_Accepted]
-
-
 def comparison_page(folder: Path) -> Page:
     """The page of a comparison's run folder. Raises InputError for a record that cannot be read."""
-    one = read_facts(folder / RECORD, _Comparison, "the run folder of `eagletwin compare`")
+    one = read_facts(folder / RECORD, ComparisonFacts, "the run folder of `eagletwin compare`")
     groups = [group for group in GROUPS if one.counts.get(group)]
     facts = [
         ("BASE", f"{one.base.name} ({one.base.version})"),
@@ -141,7 +54,7 @@ def comparison_page(folder: Path) -> Page:
     )
 
 
-def _broken(folder: Path, one: _Comparison) -> PageSection:
+def _broken(folder: Path, one: ComparisonFacts) -> PageSection:
     """Each way in which HEAD is newly broken, with the page of its smallest case."""
     rows = []
     for broken in one.broken:
@@ -165,18 +78,18 @@ def _broken(folder: Path, one: _Comparison) -> PageSection:
     )
 
 
-def _group(group: str, answers: list[_Answer]) -> PageSection:
+def _group(group: str, answers: list[AnswerFacts]) -> PageSection:
     rows = tuple(row(one.name, _said(one.base), _said(one.head), one.known, one.again) for one in answers)
     header = ("case", "BASE", "HEAD", "known as", "again")
     table = Table(caption=f"Cases: {group}", header=header, rows=rows, searched=True)
     return PageSection(heading=group.capitalize(), lines=(_MEANS[group],), tables=(table,))
 
 
-def _said(side: _Side) -> TableCell:
+def _said(side: SideFacts) -> TableCell:
     return TableCell(side.line or side.status, _KINDS.get(side.status, ""))
 
 
-def _functions(one: _Comparison) -> PageSection:
+def _functions(one: ComparisonFacts) -> PageSection:
     """What differs between the two, and how much of it ran."""
     lines, rows = list[str](), []
     for side, differs in one.functions.items():
@@ -205,7 +118,7 @@ def _functions(one: _Comparison) -> PageSection:
     return PageSection(heading="Changed functions", lines=tuple(lines), tables=(table,) if rows else ())
 
 
-def _acceptance(accepted: list[_Accepted]) -> PageSection:
+def _acceptance(accepted: list[AcceptedFacts]) -> PageSection:
     rows = []
     for one in accepted:
         base, head = one.base.mean, one.head.mean
@@ -221,7 +134,7 @@ def _acceptance(accepted: list[_Accepted]) -> PageSection:
     return PageSection(heading="Acceptance", lines=(line,), tables=(table,) if rows else ())
 
 
-def _all(answers: list[_Answer]) -> list[PageSection]:
+def _all(answers: list[AnswerFacts]) -> list[PageSection]:
     rows = tuple(
         row(
             one.name,

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,9 +16,19 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.page.render import NAME as PAGE
 
 from ..fuzz.smaller import sizes, smaller
-from .groups import GROUPS, Answered, Breakage, Example, Group, Result, RoundsOfBoth, SideResult, breakages, example_of
+from ..result import (
+    AcceptedFacts,
+    AnswerFacts,
+    BrokenFacts,
+    ComparisonFacts,
+    ExampleFacts,
+    FunctionsFacts,
+    NamedFacts,
+    RoundsFacts,
+    SideFacts,
+)
+from .groups import GROUPS, Answered, Breakage, Example, Group, Result, RoundsOfBoth, breakages, example_of
 
-SCHEMA = 3
 SIDES = ("BASE", "HEAD")
 SHOWN: tuple[Group, ...] = ("newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
 NOT_LOOKED_AT = "Not looked at, and the option of `fuzz` for it"
@@ -205,100 +214,89 @@ def text_of(one: Comparing, columns: int) -> str:
     return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}", f"  page:   {one.folder / PAGE}"])
 
 
-def facts_of(one: Comparing) -> dict[str, Any]:
+def facts_of(one: Comparing) -> ComparisonFacts:
     """The object that --json prints, and comparison.json holds (docs/guide/compare.md)."""
     result = one.result
-    return {
-        "schema": SCHEMA,
-        "result": "cannot tell" if one.interrupted and not one.broken else result.word.lower().lstrip("0123456789 "),
-        "sentence": one.sentence,
-        "exit_code": one.exit_code,
-        "not_seen": one.not_seen,
-        "interrupted": one.interrupted,
-        "base": {"name": one.names[0], "version": one.versions[0]},
-        "head": {"name": one.names[1], "version": one.versions[1]},
-        "command": one.command,
-        "folder": str(one.folder),
-        "seconds": round(one.seconds, 3),
-        "counts": {group: len(result.of(group)) for group in GROUPS},
-        "broken": [_breakage_facts(broken, example) for broken, example in one.broken],
-        "ran_change": None if result.reached is None else result.reached,
-        "known": list(one.known),
-        "not_looked_at": list(one.not_looked_at),
-        "believed": list(one.believed),
-        "not_run": one.left,
-        "not_reached": list(one.unreached),
-        "answers": [_answer_facts(answer) for answer in result.answers],
-        "functions": {
-            side.lower(): _changes_facts(changes) for side, changes in zip(SIDES, one.changes, strict=True) if changes.differs
+    return ComparisonFacts(
+        result="cannot tell" if one.interrupted and not one.broken else result.word.lower().lstrip("0123456789 "),
+        sentence=one.sentence,
+        exit_code=one.exit_code,
+        not_seen=one.not_seen,
+        interrupted=one.interrupted,
+        base=NamedFacts(name=one.names[0], version=one.versions[0]),
+        head=NamedFacts(name=one.names[1], version=one.versions[1]),
+        command=one.command,
+        folder=str(one.folder),
+        seconds=round(one.seconds, 3),
+        counts={group: len(result.of(group)) for group in GROUPS},
+        broken=[_breakage_facts(broken, example) for broken, example in one.broken],
+        ran_change=result.reached,
+        known=list(one.known),
+        not_looked_at=list(one.not_looked_at),
+        believed=list(one.believed),
+        not_run=one.left,
+        not_reached=list(one.unreached),
+        answers=[_answer_facts(answer) for answer in result.answers],
+        functions={
+            side.lower(): FunctionsFacts(
+                against=differs.base,
+                run=changes.ran,
+                not_run=list(differs.idle),
+                outside_of_functions=list(differs.modules),
+                gone=list(differs.removed),
+                not_run_here=list(differs.files),
+                runs=changes.of,
+            )
+            for side, changes in zip(SIDES, one.changes, strict=True)
+            if (differs := changes.differs) is not None
         },
-        "acceptance": [_accepted_facts(accepted) for accepted in one.accepted],
-    }
+        acceptance=[_accepted_facts(accepted) for accepted in one.accepted],
+    )
 
 
-def _breakage_facts(broken: Breakage, example: Example) -> dict[str, Any]:
+def _breakage_facts(broken: Breakage, example: Example) -> BrokenFacts:
     signature = broken.signature
-    return {
-        "what": str(signature),
-        "rule": signature.rule,
-        "stage": signature.stage,
-        "layer": signature.layer,
-        "function": signature.kernel or signature.cause,
-        "cases": broken.names,
-        "changed_functions": broken.ran,
-        "example": {
-            "line": example.line,
-            "case": msgspec.to_builtins(example.case),
-            "changes": list(example.changes),
-            "size": sizes(example.case),
-            "looks": example.looks,
-            "partial": example.partial,
-            "known": example.known,
-            "again": example.again,
-            "folder": str(example.folder) if example.folder is not None else "",
-        },
-    }
+    return BrokenFacts(
+        what=str(signature),
+        rule=signature.rule,
+        stage=signature.stage,
+        layer=signature.layer,
+        function=signature.kernel or signature.cause,
+        cases=broken.names,
+        changed_functions=broken.ran,
+        example=ExampleFacts(
+            line=example.line,
+            case=msgspec.to_builtins(example.case),
+            changes=list(example.changes),
+            size=sizes(example.case),
+            looks=example.looks,
+            partial=example.partial,
+            known=example.known,
+            again=example.again,
+            folder=str(example.folder or ""),
+        ),
+    )
 
 
-def _answer_facts(answer: Answered) -> dict[str, Any]:
-    return {
-        "name": answer.question.name,
-        "kind": "case" if answer.question.entry is None else "entry",
-        "model": answer.question.case.model,
-        "shape": answer.question.shape,
-        "group": answer.group,
-        "ran_change": answer.reached,
-        "ran_on_base": not answer.believed,
-        "base": _side_facts(answer.base),
-        "head": _side_facts(answer.head),
-        "known": answer.known,
-        "again": answer.again,
-        "folder": str(answer.folder) if answer.folder is not None else "",
-    }
+def _answer_facts(answer: Answered) -> AnswerFacts:
+    base, head = (SideFacts(status=side.status, rule=side.rule, line=side.line) for side in (answer.base, answer.head))
+    return AnswerFacts(
+        name=answer.question.name,
+        kind="case" if answer.question.entry is None else "entry",
+        model=answer.question.case.model,
+        shape=answer.question.shape,
+        group=answer.group,
+        ran_change=answer.reached,
+        ran_on_base=not answer.believed,
+        base=base,
+        head=head,
+        known=answer.known,
+        again=answer.again,
+        folder=str(answer.folder or ""),
+    )
 
 
-def _side_facts(side: SideResult) -> dict[str, str]:
-    return {"status": side.status, "rule": side.rule, "line": side.line}
-
-
-def _changes_facts(changes: Changes) -> dict[str, Any]:
-    differs = changes.differs
-    assert differs is not None
-    return {
-        "against": differs.base,
-        "run": changes.ran,
-        "not_run": list(differs.idle),
-        "outside_of_functions": list(differs.modules),
-        "gone": list(differs.removed),
-        "not_run_here": list(differs.files),
-        "runs": changes.of,
-    }
-
-
-def _accepted_facts(one: RoundsOfBoth) -> dict[str, Any]:
-    means = one.means
-    sides = {
-        side.lower(): {"rounds": one.rounds[n], "tokens": one.tokens[n], "mean": means[n] if means is not None else None}
-        for n, side in enumerate(SIDES)
-    }
-    return {"model": one.model, "shape": one.shape, "cases": one.cases, **sides}
+def _accepted_facts(one: RoundsOfBoth) -> AcceptedFacts:
+    means = one.means or (None, None)
+    base, head = (RoundsFacts(rounds=one.rounds[n], tokens=one.tokens[n], mean=means[n]) for n in (0, 1))
+    return AcceptedFacts(model=one.model, shape=one.shape, cases=one.cases, base=base, head=head)
