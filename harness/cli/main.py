@@ -19,18 +19,14 @@ from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.compare.command import compare, old_arguments
-from eagletwin.harness.commands.doctor.command import doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.gpu.command import gpu
+from eagletwin.harness.commands.info import info
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
-from eagletwin.harness.commands.ledger import ledger
-from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.releases import releases
 from eagletwin.harness.commands.report import report
-from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
@@ -52,11 +48,6 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
-for command in (doctor, ledger, rules):
-    info.command()(command)
-info.command("models")(models)
-info.add_typer(releases, name="releases")
 app.add_typer(info, name="info", rich_help_panel=MORE)
 app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
