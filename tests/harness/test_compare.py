@@ -19,6 +19,7 @@ from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.compare import asking
 from eagletwin.harness.commands.compare.asking import Asking
+from eagletwin.harness.commands.compare.command import old_arguments
 from eagletwin.harness.commands.compare.groups import (
     EQUAL,
     GROUPS,
@@ -384,6 +385,27 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
     assert (facts["believed"], facts["not_run"]) == ([] if every else ["row-overflow"], 0)
     assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.asked) == (not every)
     assert ("1 live bug" in markdown_of(seen)) == (not every)
+
+
+OLD = {
+    ("ci", "--sglang", "tree", "--base", "HEAD^1", "--minutes", "3"): "tree --base HEAD^1 --minutes 3",
+    ("ci", "--sglang=tree"): "tree",
+    ("ci", "--ledger", "none"): "--ledger none",
+    ("diff", "a", "b", "--lines", "3"): "a b --lines 3",
+    ("diff", "25015", "--sglang", "0.5.22", "--sglang", "tree", "--tp", "2"): "0.5.22 tree --case 25015 --tp 2",
+}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_the_arguments_of_old_commands_are_translated(old: tuple[str, ...]) -> None:
+    assert old_arguments(list(old[1:]), old[0]) == OLD[old].split()
+
+
+@pytest.mark.parametrize("words", ["25015 --sglang 0.5.22", "--tp 2 25015 --sglang 0.5.22 --sglang tree"])
+def test_old_arguments_that_cannot_be_translated_are_refused_with_the_new_command(words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        old_arguments(words.split(), "diff")
+    assert re.match(r"eagletwin compare (BASE HEAD|0.5.22 tree) --case CASE$", refused.value.remedy)
 
 
 def many(count: int, side: SideResult, name: str) -> list[Answered]:

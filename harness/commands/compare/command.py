@@ -244,10 +244,13 @@ class _Search:
         from .one import Against
 
         run = changed(spec, sglang=names[0] if names else "")
+        search = SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out)
+        for name in families:
+            replace(search, model=name or None).check()
         return Against(
             entries=[entry for entry in entries if not unreached(entry, spec.mode)],
             families=families,
-            search=SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out),
+            search=search,
             base=base,
             words=self.words,
             summary=self.summary,

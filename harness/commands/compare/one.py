@@ -238,13 +238,10 @@ def decide(entry: Entry, said: SideResult, version: str, again: str) -> Standing
 
 
 def search_family(options: SearchOptions) -> FamilySearch:
-    """Search one family, or everything. Raises InputError."""
+    """Search one family, or everything."""
     family = options.model or ""
-    options.check()
     try:
         code = search(options)
-    except InputError:
-        raise
     except EagletwinError as error:  # it ends this search, and no other
         return FamilySearch(family, " ".join(error.cause.split()), EXIT_UNKNOWN)
     file = options.out / f"fuzz-{options.seed}" / SUMMARY
