@@ -59,7 +59,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .acceptance.page import acceptance_page
     from .bisect.report import REPORT, bisection_page
     from .compare.one_report import JOB, job_page
-    from .compare.page import RECORD, comparison_page
+    from .compare.report import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
     from .gpu.job import RESULTS
     from .gpu.page import campaign_page

@@ -17,8 +17,7 @@ from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.compare import asking
-from eagletwin.harness.commands.compare.asking import Asking
+from eagletwin.harness.commands.compare import two
 from eagletwin.harness.commands.compare.command import old_arguments
 from eagletwin.harness.commands.compare.groups import (
     EQUAL,
@@ -37,7 +36,7 @@ from eagletwin.harness.commands.compare.groups import (
 from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
 from eagletwin.harness.commands.compare.report import Comparing, text_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
-from eagletwin.harness.commands.compare.sides import Sides, runs_as_base, said_by
+from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.case import Case
@@ -351,7 +350,7 @@ def test_stdout_holds_one_value_however_a_comparison_ends(
     tree.mkdir(parents=True)
     (tree / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eagletwin.harness.commands.compare.asking.Asking._ask", ends)
+    monkeypatch.setattr("eagletwin.harness.commands.compare.two.Asking._ask", ends)
     with pytest.raises((AlreadyReported, HarnessError)):
         typed(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code
@@ -370,7 +369,7 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
             return Answered(question, EQUAL, EQUAL)
 
     host = SimpleNamespace(connection=lambda: None, source=resolve("0.5.23"), mode=CPU, beside=lambda *_: host)
-    monkeypatch.setattr(asking, "Sides", Fake)
+    monkeypatch.setattr(two, "Sides", Fake)
     plan = SearchOptions(max_cases=0).plan
     questions = cases_of_ledger(entries_named(["26329", "row-overflow"]), CPU)
     names = ("0.5.23", "0.5.22")

@@ -14,8 +14,7 @@ from eagletwin.harness.commands.acceptance.report import Deserves
 from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, RoundsOfBoth, SharedCase, SideResult
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
 from eagletwin.harness.commands.compare.one_report import FamilyFinding, FamilySearch, OneJob, Stand, Standing, keep_job
-from eagletwin.harness.commands.compare.page import RECORD
-from eagletwin.harness.commands.compare.report import Comparing, facts_of
+from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
 from eagletwin.harness.commands.gpu.job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, MustShow
 from eagletwin.harness.commands.gpu.page import CAMPAIGN, keep_campaign
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
@@ -240,7 +239,7 @@ SAID = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_path: Path) -> None:
     folder = KINDS[kind](tmp_path)
-    text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # asking.py writes it, of an engine's run
+    text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # two.py writes it, of an engine's run
     assert report(folder) == EXIT_EQUAL
     again = (folder / NAME).read_text(encoding="utf-8")
     assert text in ("", again)

@@ -263,8 +263,8 @@ class _Search:
         if entries is None:
             return EXIT_UNKNOWN
         from ..fuzz.options import SearchOptions
-        from .asking import Asking
         from .groups import cases_of_ledger
+        from .two import Asking
 
         search = SearchOptions(
             minutes=self.minutes,

@@ -63,7 +63,7 @@ from .one_report import (
     markdown_of,
     text_of,
 )
-from .sides import said_by, said_by_verdict
+from .two import said_by, said_by_verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

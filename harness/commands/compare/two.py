@@ -1,47 +1,61 @@
-"""Runs a case on HEAD and on BASE, and makes sure of what changed.
+"""Two SGLangs: runs a case on HEAD and on BASE, makes sure of what changed, and sums it all up.
 
 A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone, on each. The
 first case that is newly broken in its way (groups.Breakage) runs in three fresh forks of HEAD, in a run folder of its own.
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.differs import Changes, Differs, runs_no_change
-from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.differs import Changes, Differs, doubts_of, runs_no_change
+from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
+from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.progress import Line, progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.page.render import write_page
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.plan import Plan
 from ..fuzz.shrinking import Shrinking, Teller
+from ..fuzz.steering import Steering
 from ..fuzz.tally import Tally
-from ..matrix import Matrix, Question
+from ..matrix import Matrix, Question, hosts_of
+from ..options import tell
 from .groups import (
     EQUAL,
     MINIMAL,
     Answered,
     Breakage,
     Example,
+    Result,
     RoundsOfBoth,
     SharedCase,
     SideResult,
+    breakages,
     count_rounds,
     example_of,
     group_of,
 )
+from .numbers import watches
+from .report import RECORD, SIDES, Comparing, comparison_page, facts_of
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -318,3 +332,122 @@ class Sides:
         if question.entry is not None and question.entry.rule == head.rule:
             return question.entry.id
         return may_be(self.hosts[HEAD], question.case, head.rule, self._spec(HEAD, question))
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """What is asked of both sides, and the answers so far.
+
+    names      what was typed for BASE and HEAD; words: the options that a person types
+    questions  entries of the ledger, which come first; plan: of the generated cases
+    every      whether all of these run on both sides, also where the code says what comes out
+    """
+
+    names: tuple[str, str]
+    questions: Sequence[SharedCase]
+    every: bool
+    plan: Plan
+    words: Sequence[str]
+    unreached: Sequence[str]
+    run: RunSpec
+    out: Path
+    _answers: list[Answered] = field(default_factory=list)
+    _believed: list[str] = field(default_factory=list)
+    _examples: dict[Signature, Example] = field(default_factory=dict)
+    _failed: str = ""
+    _sides: Sides | None = None
+
+    def report(self, show: Callable[[Comparing], None]) -> int:
+        """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
+        begun = time.monotonic()
+        draw_from_seeds_alone()
+        sources = resolve(self.names[0]), resolve(self.names[1])
+        watched = watches(sources)
+        folder = new_run_folder(self.out, "compare")
+        mutual, ended = watched is not None and watched[0] is not None, None
+        try:
+            if watched is None or sources[0].called == sources[1].called:
+                self._failed = "BASE and HEAD are the same SGLang, file by file"
+            else:
+                with hosts_of(sources, self.run.mode, watched) as hosts:
+                    self._ask((hosts[0], hosts[1]), folder, mutual=mutual)
+        except KeyboardInterrupt:
+            ended = EXIT_INTERRUPTED
+            raise AlreadyReported(ended) from None
+        except BaseException as error:
+            ended = error.exit_code if isinstance(error, EagletwinError) else EXIT_HARNESS
+            raise
+        finally:
+            one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
+            show(one)
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(one)), indent=1) + b"\n")
+            write_page(folder, lambda: comparison_page(folder))
+        return one.exit_code
+
+    def _ask(self, hosts: tuple[Host, Host], folder: Path, *, mutual: bool) -> None:
+        with progress("cases") as line:
+            line.look("importing both SGLangs")
+            for side, host in zip(SIDES, hosts, strict=True):
+                try:
+                    host.connection()
+                except WouldNotStart as error:
+                    tell(f"{side}: {error.kept_in(folder)}")
+                    self._failed = f"{side}: {' '.join(error.cause.split())}"
+                    return
+            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual, self.every)
+            steering = Steering(self.plan.seed, self.plan.asked)
+            for question in self.questions:
+                if sides.believes(question):
+                    self._believed.append(question.name)
+                    continue
+                line.look(question.name)
+                answer = sides.ask(question)
+                self._take(answer, line)
+                steering.add(question.case, reached=answer.reached is True)
+            self._search(sides, steering, line)
+            for broken in breakages(self._answers):
+                line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
+                self._examples[broken.signature] = sides.example(broken, self.plan.shrink_seconds, line.look)
+
+    def _search(self, sides: Sides, steering: Steering, line: Line) -> None:
+        """The generated cases, until time or their number is up."""
+        until = time.monotonic() + self.plan.seconds
+        for block in steering.blocks():
+            if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
+                return
+            for answer in sides.search(block):
+                self._take(answer, line)
+                steering.add(block.probe, reached=answer.reached is True)
+                if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
+                    break
+
+    def _take(self, answer: Answered, line: Line) -> None:
+        self._answers.append(answer)
+        line.done(f"{answer.question.name}: {answer.group}")
+
+    def _comparing(
+        self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, ended: int | None
+    ) -> Comparing:
+        sides = self._sides
+        changes = (Changes(), Changes()) if sides is None else sides.changes
+        each = [one.differs for one in changes if one.differs is not None]
+        return Comparing(
+            result=Result(tuple(self._answers), doubts_of(each, mutual=mutual), self._failed),
+            names=self.names,
+            versions=(sources[0].called, sources[1].called),
+            command=self.plan.command,
+            words=self.words,
+            run=self.run,
+            folder=folder,
+            seconds=seconds,
+            changes=changes,
+            mutual=mutual,
+            examples=self._examples,
+            accepted=() if sides is None else tuple(sides.accepted.values()),
+            left=len(self.questions) - sum(answer.question.entry is not None for answer in self._answers) - len(self._believed),
+            believed=tuple(self._believed),
+            not_looked_at=sides.tally.left_out(self.run.mode) if sides is not None and sides.tally.cases else (),
+            known=sorted(bug.id for bug in sides.tally.known.values() if bug.cases) if sides is not None else (),
+            unreached=self.unreached,
+            ended=ended,
+        )
