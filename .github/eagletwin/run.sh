@@ -25,8 +25,7 @@ case "${1:-}" in
     echo "$key" > "$root/.venv/.key"
     ;;
   run)
-    words=(--minutes "${IN_MINUTES:-10}" --seed "${IN_SEED:-0}")
-    if [ -n "${IN_SGLANG:-}" ]; then words+=(--sglang "$IN_SGLANG"); fi
+    words=(${IN_SGLANG:+"$IN_SGLANG"} --minutes "${IN_MINUTES:-10}" --seed "${IN_SEED:-0}")
     if [ -n "${IN_BASE:-}" ]; then words+=(--base "$IN_BASE"); fi
     if [ -n "${IN_HISTORY:-}" ]; then words+=(--history "$IN_HISTORY"); fi
     if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then words+=(--summary "$GITHUB_STEP_SUMMARY"); fi
@@ -34,7 +33,7 @@ case "${1:-}" in
     for family in ${IN_FAMILIES:-}; do words+=(--family "$family"); done
     for entry in ${IN_LEDGER:-all}; do words+=(--ledger "$entry"); done
     code=0
-    "$root/.venv/bin/eagletwin" ci "${words[@]}" || code=$?
+    "$root/.venv/bin/eagletwin" compare "${words[@]}" || code=$?
     output exit-code "$code"
     exit "$code"
     ;;

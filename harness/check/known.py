@@ -309,11 +309,24 @@ class Mends:
         """Functions that patches change, but for fixes of the ledger that are undone: those mend none."""
         return frozenset[str]().union(*(patch.targets for patch in self.run.patches if patch not in _UNDONE))
 
-    def _as_proven(self, entry: Entry) -> bool:
+    def as_proven(self, entry: Entry, view: View) -> bool:
         """Whether no case has to be run to see that this SGLang has the live bug: what its remedy edits is as in the newest
         release, where the tests prove it. A remedy too many mends nothing; sixty cases in advance take minutes."""
-        assert entry.remedy is not None
-        return self._usual and self._edited.isdisjoint(entry.remedy.targets) and as_newest(self.host.source, entry.remedy)
+        if entry.remedy is None or entry not in self._mendable:
+            return False
+        # what the view `shifted` reads otherwise is a plain language model as a draft
+        read_alike = view == "shifted" and entry.within == DECLARED_VIEW and RECIPES[entry.case.model].reads_states
+        if view != entry.within and not read_alike:
+            return False
+        return self._as_newest(entry.remedy)
+
+    def right_as_proven(self, entry: Entry) -> bool:
+        """The same of a bug that is fixed, and that this SGLang is thus known not to have."""
+        version = self.host.source.called
+        return entry.revert is not None and not may_have(version, entry) and self._as_newest(entry.revert)
+
+    def _as_newest(self, patch: Patch) -> bool:
+        return self._usual and self._edited.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""
@@ -397,9 +410,7 @@ class Mends:
     def _has(self, entry: Entry, view: View) -> bool:
         view = view if entry.within == DECLARED_VIEW else entry.within
         key = entry.id, view
-        # what the view `shifted` reads otherwise is a plain language model as a draft
-        read_alike = view == "shifted" and entry.within == DECLARED_VIEW and RECIPES[entry.case.model].reads_states
-        if (view == entry.within or read_alike) and self._as_proven(entry):
+        if self.as_proven(entry, view):
             return True
         if key not in self._shows:
             try:

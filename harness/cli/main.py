@@ -5,6 +5,7 @@ Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and m
 
 import gc
 import io
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -17,13 +18,10 @@ from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
-from eagletwin.harness.commands.ci.command import ci
-from eagletwin.harness.commands.compare.command import compare
-from eagletwin.harness.commands.diff.command import diff
-from eagletwin.harness.commands.doctor.command import doctor
+from eagletwin.harness.commands.compare.command import compare, old_arguments
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.gpu.command import gpu
-from eagletwin.harness.commands.info import ledger, models, releases, rules
+from eagletwin.harness.commands.info import info
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.prove.command import prove
@@ -44,17 +42,12 @@ app = typer.Typer(
 # In --help by what people want.
 CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
-    CHANGE: (check, fuzz, campaign, prove, compare, ci, kernels),
-    FOUND: (bisect, diff, judge, report),
+    CHANGE: (check, fuzz, campaign, prove, compare, kernels),
+    FOUND: (bisect, judge, report),
     PAIR: (acceptance, record, serve),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
-for command in (doctor, ledger, rules):
-    info.command()(command)
-info.command("models")(models)
-info.add_typer(releases, name="releases")
 app.add_typer(info, name="info", rich_help_panel=MORE)
 app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
@@ -66,6 +59,8 @@ RENAMED = {
     "models list": "info models",
     "models": "info models",
     "releases": "info releases",
+    "ci": "compare",
+    "diff": "compare",
 }
 # What left the package, by its old name, and the command of a checkout that it became. For one release.
 MOVED = {
@@ -161,8 +156,11 @@ def _renamed(words: list[str]) -> list[str]:
     """The words with a command's new name, which stderr says."""
     for old, new in RENAMED.items():
         if _begin(words, old):
-            print(f"note: `eagletwin {old}` is now `eagletwin {new}`", file=sys.stderr)
-            return [*new.split(), *words[len(old.split()) :]]
+            rest = words[len(old.split()) :]
+            now = [*new.split(), *(old_arguments(rest, old) if new == "compare" else rest)]
+            said = shlex.join(["eagletwin", *now]) if new == "compare" else f"eagletwin {new}"
+            print(f"note: `eagletwin {old}` is now `{said}`", file=sys.stderr)
+            return now
     return words
 
 

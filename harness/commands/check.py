@@ -69,31 +69,25 @@ def _before(case: str, after: Sequence[str]) -> "tuple[Case, ...]":
 
 
 def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, spec: RunSpec, again: str) -> int:
-    from eagletwin.harness.check import confirm
-    from eagletwin.harness.check.repro import write_script
-    from eagletwin.harness.core.files import new_run_folder
-    from eagletwin.harness.engines.host import Host, WouldNotStart
-    from eagletwin.harness.page.run import write_run
+    from eagletwin.harness.engines.host import Host
 
+    from .matrix import Matrix, Question
+
+    script = None if before else spec  # a script holds one case
+    question = Question(what=case, name=case.name, out=out, run=spec, again=again, after=before, script=script, known=True)
     with Host(zygote) as host:
-        try:
-            engine = host.engine(case, spec.patches, spec.kernels)
-        except WouldNotStart as error:
-            print(f"UNKNOWN  {case.name}\n\n  {error}")
-            return EXIT_UNKNOWN
-        folder = new_run_folder(out, case.name)
-        if not before:  # a script holds one case
-            write_script(folder, case, spec, command=again, source=zygote.source)
-        outcome = confirm.check(engine, case, folder, spec, after=before, again=again, host=host)
-    write_run(outcome)
+        cell = Matrix().ask(host, question)
+    if (outcome := cell.run) is None:
+        print(f"UNKNOWN  {case.name}\n\n  {cell.error}")
+        return EXIT_UNKNOWN
     show(outcome.text(width()))
-    print(f"  folder: {folder}")
+    print(f"  folder: {outcome.folder}")
     tell_result(
         CheckFacts(
             case=case.name,
             sglang=outcome.trace.header.engine.version,
             verdict=outcome.verdict,
-            folder=str(folder),
+            folder=str(outcome.folder),
             again=outcome.again or again,
             known=outcome.known,
         )

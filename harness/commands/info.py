@@ -1,4 +1,4 @@
-"""`eagletwin info ledger|models|releases|rules`: what is known, for people and for programs."""
+"""`eagletwin info`: what can run here; the known bugs, rules, releases and models."""
 
 import json
 from typing import Annotated, Any
@@ -10,26 +10,32 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count, each, fold, width
 
 from .as_json import tell_result, with_json
+from .doctor.command import doctor
 from .result import ReleaseFacts, ReleasesFacts
 
-# `eagletwin info ledger`: which bugs are known, since when, and for whom they matter.
+info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
+releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")
+info.add_typer(releases, name="releases")
+info.command()(doctor)
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
+@info.command()
 def ledger(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]…", help="These entries alone, with all that is known.")
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Only bugs that no release has fixed.")] = False,
     release: Annotated[str, typer.Option("--in", metavar="RELEASE", help="Only bugs of this release.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """List the known bugs: id, releases that have it, what a run needs for it to matter."""
     from eagletwin.cases.ledger import with_probes
 
     chosen = [entry for entry in with_probes(ids or ["all"]) if not (live and entry.fixed)]
     if release:
-        _must_be_known(release)
-        chosen = [entry for entry in chosen if entry.is_in(release)]
+        [known] = named_releases([release])
+        chosen = [entry for entry in chosen if entry.is_in(known)]
     if as_json:
         print(json.dumps([facts(entry) for entry in chosen], indent=1))
         return EXIT_EQUAL
@@ -37,17 +43,6 @@ def ledger(
         print(full_text(entry) if ids else short_text(entry))
     print(f"\n{count(len(chosen), 'bug')}; `eagletwin info ledger ID` says more of one, `eagletwin prove ID` proves it.")
     return EXIT_EQUAL
-
-
-def _must_be_known(release: str) -> None:
-    """Raises InputError for a release that eagletwin does not know."""
-    from eagletwin.harness.engines.provision import releases
-
-    order = releases()
-    if release not in order:
-        raise InputError(
-            f"{release!r} is not a known release", consequence="nothing was listed", remedy=f"use one of {', '.join(order)}"
-        )
 
 
 def facts(entry: Known) -> dict[str, Any]:
@@ -88,10 +83,26 @@ def full_text(entry: Known) -> str:
     return "\n".join(lines)
 
 
-# `eagletwin info models`: which model recipes there are, and what a case of each cannot be, for people and for programs.
+@info.command()
+def rules(as_json: AsJson = False) -> int:
+    """List the rules: what must hold, and whether a rule needs the model's weights."""
+    from eagletwin.harness.core.rules import rules_json
+    from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
+
+    if as_json:
+        print(rules_json().decode())
+        return EXIT_EQUAL
+    for name, rule in RULES.items():
+        print(f"{name}  (design {rule.section}; weights: {rule.weights})")
+        print("\n".join(fold(rule.sentence, width())))
+        for of, others in (("a multi-layer draft", LAYER_RULES), ("a plain language model", PLAIN_RULES)):
+            if name in others:
+                print("\n".join(fold(f"Of {of}: {others[name].sentence}", width())))
+    return EXIT_EQUAL
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
+@info.command()
+def models(as_json: AsJson = False) -> int:
     """List the model recipes: tiny, synthetic target / draft pairs, one family a block."""
     from eagletwin.harness.families import FAMILIES
 
@@ -135,11 +146,6 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pr
     return EXIT_EQUAL
 
 
-# `eagletwin info releases …`: the published releases of SGLang that `--sglang` accepts.
-
-releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")
-
-
 @releases.command("list")
 @with_json
 def releases_list() -> int:
@@ -163,7 +169,7 @@ def releases_fetch(
     from eagletwin.harness.engines.source import resolve
 
     fetched = []
-    for name in each(chosen(names), "releases", str):
+    for name in each(named_releases(names), "releases", str):
         paths = [str(path) for path in resolve(name).paths]
         fetched.append(ReleaseFacts(name=name, here=True, paths=paths))
         print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
@@ -171,7 +177,7 @@ def releases_fetch(
     return EXIT_EQUAL
 
 
-def chosen(names: list[str] | None) -> list[str]:
+def named_releases(names: list[str] | None) -> list[str]:
     """The releases of these names; all of them if no name is given. Raises InputError for an unknown release."""
     from eagletwin.harness.engines.provision import releases as known
 
@@ -181,23 +187,3 @@ def chosen(names: list[str] | None) -> list[str]:
                 f"{name!r} is not a known release", consequence="nothing was done", remedy=f"use some of {', '.join(known())}"
             )
     return [name for name in known() if name in names] if names else list(known())
-
-
-# `eagletwin info rules`: what is checked, rule by rule.
-
-
-def rules(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
-    """List the rules: what must hold, and whether a rule needs the model's weights."""
-    from eagletwin.harness.core.rules import rules_json
-    from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
-
-    if as_json:
-        print(rules_json().decode())
-        return EXIT_EQUAL
-    for name, rule in RULES.items():
-        print(f"{name}  (design {rule.section}; weights: {rule.weights})")
-        print("\n".join(fold(rule.sentence, width())))
-        for of, others in (("a multi-layer draft", LAYER_RULES), ("a plain language model", PLAIN_RULES)):
-            if name in others:
-                print("\n".join(fold(f"Of {of}: {others[name].sentence}", width())))
-    return EXIT_EQUAL

@@ -57,14 +57,13 @@ def _maker(folder: Path) -> "Callable[[], Page]":
 
     from .acceptance.deserved_page import FACTS
     from .acceptance.page import acceptance_page
-    from .bisect.page import bisection_page
-    from .bisect.report import REPORT
-    from .ci.page import JOB, job_page
-    from .compare.page import RECORD, comparison_page
+    from .bisect.report import REPORT, bisection_page
+    from .compare.one_report import JOB, job_page
+    from .compare.report import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
     from .gpu.job import RESULTS
     from .gpu.page import campaign_page
-    from .prove.page import PROOFS, proofs_page
+    from .prove.report import PROOFS, proofs_page
 
     if is_session(folder):
         return lambda: _session(folder)

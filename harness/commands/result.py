@@ -73,10 +73,120 @@ class SearchFacts(ResultFacts, kw_only=True):
 
 
 class JobFacts(ResultFacts, kw_only=True):
-    """A job of a CI."""
+    """One SGLang and the ledger."""
 
     folder: Annotated[str, Meta(description="the run folder")]
     job: Annotated[dict[str, Any], Meta(description="as a line of `--history` has it")]
+
+
+class NamedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str  # as typed
+    version: str  # as in traces
+
+
+class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The case to read of what is newly broken."""
+
+    line: str
+    case: dict[str, Any]
+    changes: list[str]  # its options
+    size: str
+    looks: int  # smaller cases that ran
+    partial: bool  # time was up before it was smallest
+    known: str
+    again: str
+    folder: str
+
+
+class BrokenFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What HEAD breaks in one way."""
+
+    what: str
+    rule: str
+    stage: str
+    layer: int
+    function: str
+    cases: list[str]
+    changed_functions: list[str]
+    example: ExampleFacts
+
+
+class SideFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    status: str
+    rule: str
+    line: str
+
+
+class AnswerFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A case on both sides."""
+
+    name: str
+    kind: str
+    model: str
+    shape: str
+    group: str
+    ran_change: bool | None
+    ran_on_base: bool
+    base: SideFacts
+    head: SideFacts
+    known: str
+    again: str
+    folder: str
+
+
+class FunctionsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What differs on a side, and in how many runs of all it ran."""
+
+    against: str
+    run: dict[str, int]
+    not_run: list[str]
+    outside_of_functions: list[str]
+    gone: list[str]
+    not_run_here: list[str]
+    runs: int
+
+
+class RoundsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    rounds: int
+    tokens: int
+    mean: float | None
+
+
+class AcceptedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    shape: str
+    cases: int
+    base: RoundsFacts
+    head: RoundsFacts
+
+
+class ComparisonFacts(ResultFacts, kw_only=True):
+    """Two SGLangs. [The guide](../guide/compare.md#--json) has what is in the objects."""
+
+    schema: Annotated[int, Meta(description="3")] = 3
+    result: Annotated[str, Meta(description="`newly broken`, `none newly wrong` or `cannot tell`")]
+    sentence: Annotated[str, Meta(description="the result in words")]
+    not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
+    interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
+    base: Annotated[NamedFacts, Meta(description="`name`: as typed; `version`: as in traces")]
+    head: NamedFacts
+    command: str
+    folder: str
+    seconds: float
+    counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
+    broken: list[BrokenFacts]
+    ran_change: Annotated[int | None, Meta(description="how many cases ran the change; null if the change is not known")]
+    known: Annotated[list[str], Meta(description="bugs of the ledger that generated cases showed")]
+    not_looked_at: Annotated[list[str], Meta(description="features that no generated case had")]
+    believed: Annotated[
+        list[str],
+        Meta(description="live bugs that did not run: both sides have the code of the newest release, which has them"),
+    ]
+    not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
+    not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
+    answers: list[AnswerFacts]
+    functions: dict[str, FunctionsFacts]
+    acceptance: list[AcceptedFacts]
 
 
 class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -223,10 +333,11 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
     "fuzz": SearchFacts,
     "campaign": SearchFacts,
-    "ci": JobFacts,
     "prove": ProveFacts,
     "bisect": BisectFacts,
-    "diff": DiffFacts,
+    "compare BASE HEAD": ComparisonFacts,
+    "compare SGLANG": JobFacts,
+    "compare RUN RUN": DiffFacts,
     "judge": JudgeFacts,
     "report": WrittenFacts,
     "info doctor": DoctorFacts,
@@ -235,5 +346,5 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "gpu plan": WrittenFacts,
     "gpu run": CampaignFacts,
 }
-OLDER = ("compare", "acceptance", "kernels", "info ledger", "info rules", "info models")
+OLDER = ("acceptance", "kernels", "info ledger", "info rules", "info models")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -166,7 +166,7 @@ def unknown_changes(version: str) -> str:
         return ""
     return (
         f"What {version} changes is not known: its changes are committed, or it has no dist-info. So nothing says whether a "
-        "change ran; `eagletwin diff CASE --sglang BASE --sglang TREE` compares it with another."
+        "change ran; `eagletwin compare BASE TREE --case CASE` compares it with another."
     )
 
 

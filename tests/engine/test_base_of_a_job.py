@@ -1,4 +1,4 @@
-"""`eagletwin ci --base`: what a pull request changes is what it has otherwise than its base, though all of it is committed."""
+"""`compare --base`: a pull request changes what it has otherwise than its base, though all of it is committed."""
 
 from pathlib import Path
 
@@ -28,14 +28,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 
 def test_a_job_says_which_of_the_functions_that_differ_from_its_base_ran(checkout: History, tmp_path: Path) -> None:
-    words = ("ci", "--sglang", checkout.path, "--minutes", "0", "--ledger", "26329")
+    words = ("compare", checkout.path, "--minutes", "0", "--ledger", "26329")
     done = eagletwin(*words, "--base", "HEAD^", cwd=tmp_path)
     assert done.returncode == 1, done
     text = " ".join(done.stdout.split())
     assert f"This tree differs from {checkout.commits[1][:10]}. Run: {UNDONE_NAME} in 1 of 1 case." in text
     assert IDLE_NAME not in text
-    assert f"--base 'HEAD^' --sglang {checkout.path}" in text
-    summary = (tmp_path / "eagletwin-runs" / "ci" / "summary.md").read_text()
+    assert f"eagletwin compare {checkout.path} --minutes 0 --ledger 26329 --base 'HEAD^'" in text
+    summary = (tmp_path / "eagletwin-runs" / "compare" / "summary.md").read_text()
     assert f"as a change of `{checkout.commits[1][:10]}`" in summary
     assert str(checkout.path) not in summary
     without = eagletwin(*words, cwd=tmp_path)
@@ -45,7 +45,7 @@ def test_a_job_says_which_of_the_functions_that_differ_from_its_base_ran(checkou
 
 def test_a_job_of_which_no_case_runs_what_differs_cannot_tell(checkout: History, tmp_path: Path) -> None:
     checkout.git("checkout", "--quiet", "--force", checkout.commits[1])
-    words = ("ci", "--sglang", checkout.path, "--ledger", "25015", "--minutes", "0")
+    words = ("compare", checkout.path, "--ledger", "25015", "--minutes", "0")
     done = eagletwin(*words, "--base", "HEAD^", cwd=tmp_path)
     assert done.returncode == 125, done
     assert f"Not run: {IDLE_NAME}" in " ".join(done.stdout.split())

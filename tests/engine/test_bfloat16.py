@@ -7,7 +7,7 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.commands.diff.precision_gap import Apart, apart, apart_text
+from eagletwin.harness.commands.compare.precision_gap import Apart, apart, apart_text
 from eagletwin.harness.core.case import Case, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode

@@ -58,7 +58,7 @@ def test_prove_prints_both_proofs_and_exits_0(tmp_path: Path) -> None:
 def test_diff_of_two_runs_is_identical(tmp_path: Path) -> None:
     for _ in range(2):
         eagletwin("check", "26329", cwd=tmp_path)
-    done = eagletwin("diff", "eagletwin-runs/pr-26329", "eagletwin-runs/pr-26329-2", cwd=tmp_path)
+    done = eagletwin("compare", "eagletwin-runs/pr-26329", "eagletwin-runs/pr-26329-2", cwd=tmp_path)
     assert done.returncode == 0, done
     assert "identical" in done.stdout
 

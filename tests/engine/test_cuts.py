@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from eagletwin.cases.scenarios import tokens
-from eagletwin.harness.commands.diff.comparison import diff
+from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
@@ -185,13 +185,13 @@ def test_a_bias_of_a_forbidden_token_widens_no_bound_of_two_traces(forbidden: Tr
     gone = int(logits[0].isneginf().nonzero()[0])
     biased = replace(GRAMMAR.requests[0], logit_bias=(*GRAMMAR.requests[0].logit_bias, Bias(token=gone, value=-100.0)))
     header = replace(forbidden.header, case=replace(GRAMMAR, requests=(biased, *GRAMMAR.requests[1:])))
-    replay = replay_requests(as_asked(forbidden), "slot_layout")["a"]
-    assert replay.target.plain is not None
-    round = replay.rounds[forbidden.header.records[number].round]
+    story = replay_requests(as_asked(forbidden), "slot_layout")["a"]
+    assert story.target.plain is not None
+    round = story.rounds[forbidden.header.records[number].round]
     off = torch.zeros_like(logits)
     finite = logits[0].isfinite()
     finite[7] = False
-    largest = max(float(logits[0][finite].abs().max()), float(abs(replay.target.plain[round.committed]).max()))
+    largest = max(float(logits[0][finite].abs().max()), float(abs(story.target.plain[round.committed]).max()))
     off[0, int(finite.nonzero()[0])] = share * 1e-4 * largest
     moved = Trace(header, forbidden.tensors | {f"{number}.target_logits": logits + off})
     logits_apart = [one for one in diff(Trace(header, forbidden.tensors), moved).differences if "target_logits" in one.where]

@@ -130,7 +130,7 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     )
     mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
     entry = LEDGER["tree-window"]
-    monkeypatch.setattr(mends, "_as_proven", lambda entry: False)
+    monkeypatch.setattr(mends, "as_proven", lambda entry, view: False)
     mends.seen(replace(entry.case, exercises=()), DECLARED_VIEW)
     seen = [one for one in Looking(mends, SearchOptions(model="llama-tiny").plan).otherwise() if isinstance(one, CaseSeen)]
     assert mends.otherwise == []

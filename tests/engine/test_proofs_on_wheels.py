@@ -18,11 +18,9 @@ def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
     for proof in proofs:
         if "could not be fetched" in proof.why:
             pytest.skip(proof.why)
-        assert proof.holds, (proof.entry.id, proof.why, proof.bad, proof.good)
-        assert proof.bad is not None
-        assert proof.good is not None
-        assert f"on SGLang {proof.entry.last_bad} (cpu" in proof.bad.text
-        assert f"on SGLang {proof.entry.fixed} (cpu" in proof.good.text
+        assert proof.holds, (proof.entry.id, proof.why, proof.red, proof.green)
+        assert f"on SGLang {proof.entry.last_bad} (cpu" in proof.red.report()
+        assert f"on SGLang {proof.entry.fixed} (cpu" in proof.green.report()
 
 
 def test_without_the_wheels_nothing_is_proven_and_the_reason_is_reported(

@@ -55,7 +55,7 @@ def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(chec
     assert f"DIVERGED  three-steps on SGLang {name} (cpu)" in red.stdout
     assert "draft.positions" in red.stdout
 
-    compared = eagletwin("diff", case, "--sglang", RELEASE, "--sglang", checkout, cwd=tmp_path)
+    compared = eagletwin("compare", RELEASE, checkout, "--case", case, cwd=tmp_path)
     assert compared.returncode == 1, compared
     assert f"three-steps runs on SGLang {RELEASE} (left) and on {checkout} (right); both" in compared.stderr
     assert compared.stdout.startswith(f"left:  SGLang {RELEASE}: equal")

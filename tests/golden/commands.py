@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 VERBS = (
-    *("acceptance", "bisect", "campaign", "check", "ci", "compare", "diff", "fuzz", "gpu", "judge"),
+    *("acceptance", "bisect", "campaign", "check", "compare", "fuzz", "gpu", "judge"),
     *("info", "kernels", "prove", "record", "report", "serve"),
 )
 COMMANDS = (
@@ -26,7 +26,7 @@ COMMANDS = (
     "check 25015 --revert 25015 --json",
     "judge RUN/pr-25015 --json",
     "judge RUN/pr-25015-2 --json",
-    "diff RUN/pr-25015 RUN/pr-25015-2 --json",
+    "compare RUN/pr-25015 RUN/pr-25015-2 --json",
     "check row-overflow --remedy row-overflow --json",
     "prove 25015 --json",
     "fuzz --cases 4 -n 1 --json",

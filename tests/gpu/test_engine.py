@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.diff.comparison import diff
+from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.commands.gpu.faults import STATES_OF_NO_RUN, batch_of
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch

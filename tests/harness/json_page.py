@@ -12,7 +12,6 @@ from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, FailedFa
 PAGE = Path(__file__).parents[2] / "docs/reference/json.md"
 TYPES = {str: "string", int: "integer", float: "number", bool: "true or false", dict: "object", list: "list", NoneType: "null"}
 ELSEWHERE = {
-    "compare": "one object: [its guide](../guide/compare.md#--json) has the fields",
     "acceptance": "one object, acceptance.json: [its guide](../guide/acceptance.md)",
     "kernels": "one object: release, properties and faults; with `--list` a list of functions",
     "info ledger": "a list of entries, with the fields of `cases/entry.py`",

@@ -114,7 +114,7 @@ def test_each_input_reaches_the_command(tmp_path: Path) -> None:
     eagletwin.write_text('#!/bin/sh\necho "$@"\nexit 125\n')
     eagletwin.chmod(0o755)
     done = script(tmp_path / ".github/eagletwin/run.sh", "run", cwd=tmp_path, IN_SGLANG=".", IN_BASE="HEAD^1")
-    assert done.stdout == "ci --minutes 10 --seed 0 --sglang . --base HEAD^1 --ledger all\n"
+    assert done.stdout == "compare . --minutes 10 --seed 0 --base HEAD^1 --ledger all\n"
     assert done.returncode == 125
 
 

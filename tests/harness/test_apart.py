@@ -2,7 +2,7 @@
 
 import torch
 
-from eagletwin.harness.commands.diff.precision_gap import BIN, Apart, apart
+from eagletwin.harness.commands.compare.precision_gap import BIN, Apart, apart
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header

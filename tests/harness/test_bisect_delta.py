@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagletwin.harness.commands.bisect.delta import smallest
+from eagletwin.harness.commands.bisect.reduce import smallest
 
 THINGS = tuple("abcdefgh")
 SETS = st.frozensets(st.sampled_from(THINGS))

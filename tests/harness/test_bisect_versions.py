@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.commands.bisect.marks import LOOKS, MAX_LOOKS, Looked, Sighting, Unclear, fault_of, settled
-from eagletwin.harness.commands.bisect.outcome import VersionsOutcome
-from eagletwin.harness.commands.bisect.over_releases import bisect_releases
+from eagletwin.harness.commands.bisect.outcome import VersionsOutcome, bisect_releases
 from eagletwin.harness.commands.bisect.report import version_report
 from eagletwin.harness.commands.bisect.state import Subject, open_run, plan_of
 from eagletwin.harness.core.case import Case, Request

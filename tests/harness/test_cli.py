@@ -14,10 +14,12 @@ import torch
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
-from eagletwin.harness.commands.diff import pair
-from eagletwin.harness.commands.diff.command import diff
+from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.commands.compare import numbers
+from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.doctor import examine as doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
+from eagletwin.harness.commands.matrix import Cell
 from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
@@ -55,9 +57,12 @@ USAGE = {
     "a proof that does not exist": ["prove", "1"],
     "a trace that does not exist": ["judge", "nothing"],
     "a patch that does not exist": ["check", "25015", "--patch", "nothing.json"],
-    "one trace to diff": ["diff", "a"],
-    "a case to diff on one SGLang": ["diff", "25015", "--sglang", "0.5.22"],
-    "two traces to diff on two SGLangs": ["diff", "a", "b", "--sglang", "0.5.22", "--sglang", "0.5.23"],
+    "a case on one SGLang": ["compare", "0.5.22", "--case", "25015"],
+    "three SGLangs": ["compare", "0.5.21", "0.5.22", "0.5.23"],
+    "a base of two SGLangs": ["compare", "0.5.22", "0.5.23", "--base", "0.5.21"],
+    "lines of one SGLang": ["compare", "0.5.23", "--lines", "3"],
+    "a ledger for a case": ["compare", "0.5.22", "0.5.23", "--case", "25015", "--ledger", "25015"],
+    "the old diff of a case on one SGLang": ["diff", "25015", "--sglang", "0.5.22"],
     "an SGLang that does not exist": ["check", "25015", "--sglang", "0.4.1"],
     "a release to fetch that does not exist": ["info", "releases", "fetch", "0.4.1"],
     "a bisection over two things": ["bisect", "25015", "--features", "--from", "0.5.9"],
@@ -98,7 +103,7 @@ fuzz --topk 5
 bisect 1
 bisect 25015 --rule draft.magic
 judge . --without draft.magic
-diff 1 --sglang 0.5.23 --sglang 0.4.1""".splitlines()
+compare 0.5.23 0.4.1 --case 1""".splitlines()
 ]
 
 
@@ -143,10 +148,13 @@ def test_the_beginning_of_several_ids_is_no_case_and_they_are_named(tmp_path: Pa
 
 
 @pytest.mark.skipif(missing_for_cuda() is None, reason="there is a GPU here")
-@pytest.mark.parametrize("command", [("check", "25015"), ("prove", "25015"), ("fuzz",), ("diff", "25015", "--sglang", "0.4.1")])
+@pytest.mark.parametrize(
+    "command",
+    [("check", "25015", "--sglang"), ("prove", "25015", "--sglang"), ("fuzz", "--sglang"), ("compare",)],
+)
 @pytest.mark.slow
 def test_a_gpu_that_is_missing_is_reported_before_an_sglang_is_fetched(tmp_path: Path, command: tuple[str, ...]) -> None:
-    done = eagletwin(*command, "--sglang", "0.4.1", "--device", "cuda", cwd=tmp_path)
+    done = eagletwin(*command, "0.4.1", "--device", "cuda", cwd=tmp_path)
     assert done.returncode == 128
     assert "a CUDA engine needs it" in done.stderr
     assert "0.4.1" not in done.stderr
@@ -180,7 +188,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
         for entry in entries:
             asked.append(entry.id)
             sides = Verdict(status="equal"), Verdict(status=proving._red(entry.rule), rule=entry.rule)
-            yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+            yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
 
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
     monkeypatch.setattr(proving, "prove", proofs)
@@ -208,7 +216,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         entry = entries[0]
         sides = Verdict(status="equal"), Verdict(status="diverged", rule=entry.rule)
-        yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+        yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(proving, "prove", proofs)
@@ -234,21 +242,22 @@ def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture
 def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def half(_case: Case, _zygote: object, folder: Path, *_: object) -> object:
-        if folder.name == "right":
-            raise WouldNotStart("it does not run this", consequence="c", remedy="r")
-        return None
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.name, self.version = name, name
 
-    monkeypatch.setattr(pair, "Zygote", lambda *_, **__: SimpleNamespace(start=lambda: None, close=lambda: None))
-    monkeypatch.setattr(pair, "_half", half)
-    monkeypatch.setattr(pair, "watches", lambda _: (None, None))
+        def engine(self, *_: object) -> object:
+            raise WouldNotStart("it does not run this", consequence="c", remedy="r")
+
+    monkeypatch.setattr(numbers, "hosts_of", lambda sources, *_: nullcontext([Fake(name) for name in sources]))
+    monkeypatch.setattr(numbers, "watches", lambda _: (None, None))
     monkeypatch.setattr(source, "resolve", lambda name: name)
-    assert diff("25015", sglang=["0.5.22", "0.5.23"], out=tmp_path) == 125
+    assert compare(["0.5.22", "0.5.23"], case="25015", out=tmp_path) == 125
     said = capsys.readouterr()
     ran = "pr-25015 runs on SGLang 0.5.22 (left) and on 0.5.23 (right); both are imported first"
-    assert said.err == f"{ran}\nfolder: {tmp_path / 'pr-25015-diff'}\n"
-    assert said.out.startswith("UNKNOWN  pr-25015 on SGLang 0.5.23\n\n  it does not run this\n")
-    assert said.out.endswith(f"folder: {tmp_path / 'pr-25015-diff'}\n")
+    assert said.err == f"{ran}\nfolder: {tmp_path / 'pr-25015-compare'}\n"
+    assert said.out.startswith("UNKNOWN  pr-25015 on SGLang 0.5.22\n\n  it does not run this\n")
+    assert said.out.endswith(f"folder: {tmp_path / 'pr-25015-compare'}\n")
 
 
 def test_releases_that_are_not_fetched_are_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +271,7 @@ def test_help_exits_0_and_names_the_exit_codes(tmp_path: Path) -> None:
     done = eagletwin("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "125 cannot tell" in done.stdout
-    for command in ("check", "prove", "judge", "diff", "info"):
+    for command in ("check", "prove", "judge", "compare", "info"):
         assert command in done.stdout
 
 
@@ -281,7 +290,7 @@ def recorded(folder: Path, value: float, *, token: int = 1) -> Path:
 
 @pytest.mark.slow
 def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
-    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "a"), cwd=tmp_path)
+    done = eagletwin("compare", str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "a"), cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith(f"left:  {tmp_path / 'a'}\nright: {tmp_path / 'a'}\n")
     assert "identical" in done.stdout
@@ -289,27 +298,27 @@ def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
 
 def test_diff_says_what_is_wrong_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="nothing"):
-        diff(str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "nothing"))
+        compare([str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "nothing")])
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
 def test_diff_within_the_bound_is_0_and_says_so(tmp_path: Path) -> None:
-    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.500001)), cwd=tmp_path)
+    done = eagletwin("compare", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.500001)), cwd=tmp_path)
     assert done.returncode == 0
     assert "within the bound" in done.stdout
 
 
 @pytest.mark.slow
 def test_diff_beyond_the_bound_is_1_and_names_the_number(tmp_path: Path) -> None:
-    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.6)), cwd=tmp_path)
+    done = eagletwin("compare", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.6)), cwd=tmp_path)
     assert done.returncode == 1
     assert "prefill step 0 of request a, round 0, proposal_hidden, element 1: 0.5 | 0.6" in done.stdout
 
 
 @pytest.mark.slow
 def test_diff_of_two_different_cases_is_an_error(tmp_path: Path) -> None:
-    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.5, token=2)), cwd=tmp_path)
+    done = eagletwin("compare", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.5, token=2)), cwd=tmp_path)
     assert done.returncode == 128
     assert "not of the same requests" in done.stderr
 
@@ -320,7 +329,7 @@ def test_diff_sees_a_record_that_one_side_lacks(tmp_path: Path) -> None:
     case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
     (tmp_path / "b").mkdir()
     write_trace(tmp_path / "b", new_header(case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
-    done = eagletwin("diff", str(left), str(tmp_path / "b"), cwd=tmp_path)
+    done = eagletwin("compare", str(left), str(tmp_path / "b"), cwd=tmp_path)
     assert done.returncode == 1
     assert "recorded | absent" in done.stdout
 

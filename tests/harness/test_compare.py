@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace as replaced
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +17,26 @@ from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.compare.accepted import RoundsOfBoth, count_rounds
-from eagletwin.harness.commands.compare.example import Example
-from eagletwin.harness.commands.compare.groups import EQUAL, GROUPS, Answered, Result, SideResult, group_of
+from eagletwin.harness.commands.compare import two
+from eagletwin.harness.commands.compare.command import old_arguments
+from eagletwin.harness.commands.compare.groups import (
+    EQUAL,
+    GROUPS,
+    Answered,
+    Example,
+    Result,
+    RoundsOfBoth,
+    SharedCase,
+    SideResult,
+    cases_of_ledger,
+    count_rounds,
+    entries_named,
+    group_of,
+)
 from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
-from eagletwin.harness.commands.compare.questions import Question, asked_of_ledger, entries_named
-from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
-from eagletwin.harness.commands.compare.sides import runs_as_base, said_by
+from eagletwin.harness.commands.compare.report import Comparing, text_of
+from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
+from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.case import Case
@@ -29,9 +44,11 @@ from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.trace import Recorder, new_header
 from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
 
 CASE = LEDGER["25015"].case
@@ -61,7 +78,7 @@ PAIRS = {
 
 
 def answered(base: SideResult, head: SideResult, **more: object) -> Answered:
-    return Answered(Question("one", CASE), base, head, **more)  # type: ignore[arg-type]
+    return Answered(SharedCase("one", CASE), base, head, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("base", "head"), PAIRS)
@@ -144,9 +161,9 @@ def test_a_crash_is_broken_and_another_end_is_unknown() -> None:
 
 def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
     found: dict[tuple[str, str], RoundsOfBoth] = {}
-    count_rounds(found, Question("one", CASE), header(3, 3), (3, 6))
-    count_rounds(found, Question("two", CASE), header(1, ending="crashed"), (1, 1))
-    count_rounds(found, Question("three", CASE), header(1), (0, 0))  # HEAD did not finish
+    count_rounds(found, SharedCase("one", CASE), header(3, 3), (3, 6))
+    count_rounds(found, SharedCase("two", CASE), header(1, ending="crashed"), (1, 1))
+    count_rounds(found, SharedCase("three", CASE), header(1), (0, 0))  # HEAD did not finish
     [one] = found.values()
     assert (one.model, one.shape, one.cases, one.rounds, one.tokens) == ("llama-tiny", "chain", 1, (2, 3), (6, 6))
     assert one.text == ("3.000", "2.000", "-33.3%")
@@ -182,10 +199,10 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
 
 
 def test_the_ledger_is_asked_as_the_tree_is_and_once() -> None:
-    asked = asked_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
+    asked = cases_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
     assert [(one.name, one.view) for one in asked] == [("25015", "slot_layout"), ("8409", "true_tree")]
     assert entries_named(["none"]) == []
-    assert not any(one.name.startswith("context-end") for one in asked_of_ledger(entries_named(["all"]), CPU))
+    assert not any(one.name.startswith("context-end") for one in cases_of_ledger(entries_named(["all"]), CPU))
     with pytest.raises(InputError, match="and other entries as well"):
         entries_named(["none", "25015"])
 
@@ -195,6 +212,11 @@ def test_options_that_exclude_each_other_are_refused() -> None:
         typed(["compare", "a", "b", "--markdown", "--json"])
     with pytest.raises(InputError, match="no entry of the ledger"):
         typed(["compare", "a", "b", "--cases", "0", "--ledger", "none"])
+
+
+def facts_of(one: Comparing) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(typed_facts_of(one))
+    return found
 
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"
@@ -328,17 +350,69 @@ def test_stdout_holds_one_value_however_a_comparison_ends(
     tree.mkdir(parents=True)
     (tree / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eagletwin.harness.commands.compare.asking.Asking._ask", ends)
+    monkeypatch.setattr("eagletwin.harness.commands.compare.two.Asking._ask", ends)
     with pytest.raises((AlreadyReported, HarnessError)):
         typed(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code
     assert json.loads((tmp_path / "eagletwin-runs" / "compare" / "comparison.json").read_text())["exit_code"] == code
 
 
+@pytest.mark.parametrize(("every", "ran"), [(False, ["26329"]), (True, ["26329", "row-overflow"])])
+def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
+    every: bool, ran: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fake(Sides):
+        def believes(self, question: SharedCase) -> bool:
+            return question.name == "row-overflow" and not self.every
+
+        def ask(self, question: SharedCase) -> Answered:
+            return Answered(question, EQUAL, EQUAL)
+
+    host = SimpleNamespace(connection=lambda: None, source=resolve("0.5.23"), mode=CPU, beside=lambda *_: host)
+    monkeypatch.setattr(two, "Sides", Fake)
+    plan = SearchOptions(max_cases=0).plan
+    questions = cases_of_ledger(entries_named(["26329", "row-overflow"]), CPU)
+    names = ("0.5.23", "0.5.22")
+    one = Asking(
+        names=names, questions=questions, every=every, plan=plan, words=(), unreached=(), run=DEFAULT_RUN, out=tmp_path
+    )
+    one._ask((host, host), tmp_path, mutual=False)  # type: ignore[arg-type]
+    sources = host.source, host.source
+    seen = one._comparing(sources, tmp_path, 1.0, mutual=False, ended=None)
+    facts = facts_of(seen)
+    assert [answer["name"] for answer in facts["answers"]] == ran
+    assert (facts["believed"], facts["not_run"]) == ([] if every else ["row-overflow"], 0)
+    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.asked) == (not every)
+    assert ("1 live bug" in markdown_of(seen)) == (not every)
+
+
+OLD = {
+    ("ci", "--sglang", "tree", "--base", "HEAD^1", "--minutes", "3"): "tree --base HEAD^1 --minutes 3",
+    ("ci", "--sglang=tree"): "tree",
+    ("ci", "--ledger", "none"): "--ledger none",
+    ("diff", "a", "b", "--lines", "3"): "a b --lines 3",
+    ("diff", "25015", "--sglang", "0.5.22", "--sglang", "tree", "--tp", "2"): "0.5.22 tree --case 25015 --tp 2",
+}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_the_arguments_of_old_commands_are_translated(old: tuple[str, ...]) -> None:
+    assert old_arguments(list(old[1:]), old[0]) == OLD[old].split()
+
+
+@pytest.mark.parametrize("words", ["25015 --sglang 0.5.22", "--tp 2 25015 --sglang 0.5.22 --sglang tree"])
+def test_old_arguments_that_cannot_be_translated_are_refused_with_the_new_command(words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        old_arguments(words.split(), "diff")
+    assert re.match(r"eagletwin compare (BASE HEAD|0.5.22 tree) --case CASE$", refused.value.remedy)
+
+
 def many(count: int, side: SideResult, name: str) -> list[Answered]:
     folder = Path(f"runs/broken-{name}-0")
     return [
-        Answered(Question(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}"))
+        Answered(
+            SharedCase(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}")
+        )
         for n in range(count)
     ]
 

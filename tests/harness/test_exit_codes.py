@@ -124,7 +124,7 @@ COMPARED: dict[str, tuple[Ending, Ending, tuple[float, ...], int]] = {
 def test_diff_is_0_only_where_something_was_compared_to_its_end(tmp_path: Path, what: str) -> None:
     left, right, values, code = COMPARED[what]
     folders = recorded(tmp_path / "a", left, *values), recorded(tmp_path / "b", right, *values)
-    done = opened([*console_script(), "diff", *map(str, folders)], tmp_path)
+    done = opened([*console_script(), "compare", *map(str, folders)], tmp_path)
     assert done.returncode == code, done
     assert ("UNKNOWN: 0 compared" in done.stdout) == (not values)
 
@@ -132,7 +132,7 @@ def test_diff_is_0_only_where_something_was_compared_to_its_end(tmp_path: Path, 
 @pytest.mark.slow
 def test_options_of_an_engine_are_a_usage_error_where_diff_runs_none(tmp_path: Path) -> None:
     folders = [str(recorded(tmp_path / name, FINISHED, 0.5)) for name in "ab"]
-    done = opened([*console_script(), "diff", *folders, "--tp", "2"], tmp_path)
+    done = opened([*console_script(), "compare", *folders, "--tp", "2"], tmp_path)
     assert done.returncode == 128, done
 
 
@@ -162,11 +162,11 @@ TYPED: dict[str, tuple[list[str], int]] = {
     "a comparison by an entry that this mode cannot reach": (["compare", "a", "b", "--ledger", "context-end-stores"], 125),
     "a comparison with an SGLang that does not exist": (["compare", "0.5.23", "0.4.1"], 128),
     "a comparison by nothing": (["compare", "a", "b", "--cases", "0", "--ledger", "none"], 128),
-    "a CI job with an entry that this mode cannot reach": (["ci", "--ledger", "context-end-stores"], 125),
-    "a CI job of nothing": (["ci", "--ledger", "none", "--minutes", "0"], 128),
-    "a CI job of a family that does not exist": (["ci", "--family", "gpt"], 128),
-    "a CI job against a base that does not exist": (["ci", "--base", "no-such-base"], 128),
-    "a CI job against a revision of no checkout": (["ci", "--sglang", ".", "--base", "HEAD"], 128),
+    "one SGLang by an entry that this mode cannot reach": (["compare", "--ledger", "context-end-stores"], 125),
+    "one SGLang by nothing": (["compare", "--ledger", "none", "--minutes", "0"], 128),
+    "a search of a family that does not exist": (["compare", "--family", "gpt"], 128),
+    "a base that does not exist": (["compare", "--base", "no-such-base"], 128),
+    "a revision of no checkout, by the old name": (["ci", "--sglang", ".", "--base", "HEAD"], 128),
     "no entry that wheels could prove": (["prove", "--releases", "small-tree"], 125),
     "a rule that is looked for and switched off": (["bisect", "25015", "--rule", "draft.kv", "--without", "draft.kv"], 128),
     "wheels, with options that they are not run with": (["prove", "--releases", "25015", "--tp", "2"], 128),

@@ -1,12 +1,17 @@
 """Which bugs of the ledger a divergence is compared with. tests/engine/test_findings.py runs them."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from msgspec.structs import replace
 
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import candidates, may_show
+from eagletwin.harness.check.known import Mends, candidates, may_show
 from eagletwin.harness.core.case import Grammar
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.engines.provision import releases
 
 LIVE = LEDGER["retracted-chunk-tail"]
 
@@ -140,3 +145,19 @@ def test_a_bug_of_rows_on_their_way_to_the_host_is_asked_for_where_there_is_one(
     assert not may_show(entry, replace(entry.case, engine=LIVE.case.engine))
     assert ids("host-abort", "0.5.23")[0] == "host-abort"
     assert "host-abort" not in ids("host-abort", "0.5.20")
+
+
+def test_a_live_bug_is_believed_without_a_run_where_the_tests_prove_it() -> None:
+    """In the newest release, as they run it; a fixed bug never, nor one that a patch may have changed."""
+    bug, newest = LEDGER["row-overflow"], SimpleNamespace(called=releases()[-1], tree="", base=None)
+    host: Any = SimpleNamespace(source=newest, mode=CPU)
+
+    def believed(entry: Entry, **run: object) -> bool:
+        return Mends(host, replace(DEFAULT_RUN, **run)).as_proven(entry, entry.within)
+
+    assert bug.remedy is not None
+    assert believed(bug)
+    assert not believed(LEDGER["26329"])
+    assert not believed(bug, kernels="interpreter")
+    assert not believed(bug, patches=(replace(bug.remedy, name="a patch of what it edits"),))
+    assert not Mends(host, DEFAULT_RUN).as_proven(bug, "true_tree")

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.commands.matrix import Cell
 from eagletwin.harness.commands.prove.proof import Proof
 from eagletwin.harness.commands.prove.report import _result
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
@@ -26,8 +27,8 @@ def proof(rule: str, unseen: int, checked: int = 0, **changes: object) -> Proof:
     """Both sides of #25015: the red one breaks this rule."""
     counts = {"unseen": {ENTRY.rule: unseen}, "checked": {ENTRY.rule: checked}}
     sides = (Verdict(status="equal", **counts), Verdict(status="diverged", rule=rule, **counts))  # type: ignore[arg-type]
-    outcomes = [Outcome(ENTRY.case, verdict, Trace(header(**changes), {}), Path(), "") for verdict in sides]
-    return Proof(ENTRY, *outcomes)
+    trace = Trace(header(**changes), {})
+    return Proof(ENTRY, *(Cell(verdict, Outcome(ENTRY.case, verdict, trace, Path(), "")) for verdict in sides))
 
 
 def test_the_entrys_own_rule_needs_nothing_to_stand_in_for_it() -> None:

@@ -90,10 +90,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
 def spec_typed(words: list[str]) -> RunSpec | None:
     """The run that these words name; None: they contradict each other, which is said before anything runs."""
     try:
-        given = parsed(words)
-        if words[0] == "diff":
-            del given["sglang"]  # it names two
-        return spec_of(given)
+        return spec_of(parsed(words))
     except InputError:
         return None
 
@@ -117,7 +114,7 @@ VERBS = {
     "check": (("check", "a case.json"), (*CHANGES, *JUDGING, *REPEAT, *SOURCE, *HOW, *LIMITS)),
     "prove": (("prove", "all"), (*SOURCE, *HOW, *LIMITS)),
     "bisect": (("bisect", "25015"), (*CHANGES, *JUDGING, *SOURCE, *KERNELS, *LIMITS)),
-    "diff": (("diff", "25015"), (*HOW, *LIMITS)),
+    "compare": (("compare", "0.5.22", "0.5.23"), (*HOW, *LIMITS)),
     "judge": (("judge", "a folder"), JUDGING),
 }
 

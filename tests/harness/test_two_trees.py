@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.check.base import base_of
-from eagletwin.harness.commands.diff.command import _doubts
+from eagletwin.harness.commands.compare.numbers import _doubts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Differs, Watch
 from eagletwin.harness.core.records import Ending, EngineInfo

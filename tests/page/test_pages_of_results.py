@@ -1,7 +1,6 @@
 """Pages of what commands keep as JSON: comparisons, proofs, campaigns, what a pair deserves, CI jobs. Each is made again by
 `eagletwin report`, links to the pages of its runs, and shows what others wrote as text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,13 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.acceptance.deserved_page import keep_deserved
 from eagletwin.harness.commands.acceptance.report import Deserves
-from eagletwin.harness.commands.ci.page import JOB as CI_JOB
-from eagletwin.harness.commands.ci.page import keep_job
-from eagletwin.harness.commands.ci.result import OneJob
-from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch
-from eagletwin.harness.commands.ci.standing import Stand, Standing
-from eagletwin.harness.commands.compare.accepted import RoundsOfBoth
-from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, SideResult
-from eagletwin.harness.commands.compare.page import RECORD
-from eagletwin.harness.commands.compare.questions import Question
-from eagletwin.harness.commands.compare.report import Comparing, facts_of
+from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, RoundsOfBoth, SharedCase, SideResult
+from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
+from eagletwin.harness.commands.compare.one_report import FamilyFinding, FamilySearch, OneJob, Stand, Standing, keep_job
+from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
 from eagletwin.harness.commands.gpu.job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, MustShow
 from eagletwin.harness.commands.gpu.page import CAMPAIGN, keep_campaign
-from eagletwin.harness.commands.prove.page import PROOFS, keep_proofs
+from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.result import CampaignFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
@@ -57,7 +50,7 @@ def compared(folder: Path) -> Path:
     place = paged(folder / "broken-one")
 
     def answered(name: str, base: SideResult, head: SideResult, **more: Any) -> Answered:
-        return Answered(Question(name, CASE), base, head, **more)
+        return Answered(SharedCase(name, CASE), base, head, **more)
 
     answers = [
         answered("one", EQUAL, WRONG, again=f"again{HOSTILE}", folder=place, ran=(f"sglang.m.f{HOSTILE}",)),
@@ -82,7 +75,7 @@ def compared(folder: Path) -> Path:
         left=4,
         unreached=("context-end-reads",),
     )
-    (folder / RECORD).write_text(json.dumps(facts_of(one)))
+    (folder / RECORD).write_bytes(msgspec.json.encode(facts_of(one)))
     return folder
 
 
@@ -156,20 +149,19 @@ def ci_job(folder: Path) -> Path:
     """What a CI job leaves: a fix that is lacking, one that holds, and a search with a finding."""
 
     def standing(stand: Stand, bug: str, **more: Any) -> Standing:
-        entry = LEDGER[bug]
-        return Standing(Question(bug, entry.case, entry.red.view, entry), stand, again=f"eagletwin check {bug}", **more)
+        return Standing(bug, LEDGER[bug].title, stand, again=f"eagletwin check {bug}", **more)
 
     place = paged(folder / "search" / "fuzz-0")
     finding = FamilyFinding("diverged: draft.kv", "diverged", str(paged(place / "finding-1" / "minimal")), "")
-    search = FamilySearch("llama-mtp", f"1 FOUND{HOSTILE}", 1, 12, (finding,), ("multi-layer-chunk-tail-2",), place)
-    lacks = standing("lacks", "26329", line=f"draft.input_ids{HOSTILE}", folder=paged(folder / "lacks-26329"))
+    search = FamilySearch("llama-mtp", f"1 FOUND{HOSTILE}", 1, 12, (finding,), ("multi-layer-chunk-tail-2",), str(place))
+    lacks = standing("lacks", "26329", line=f"draft.input_ids{HOSTILE}", folder=str(paged(folder / "lacks-26329")))
     job = OneJob(
         sglang="tree",
         version=f"tree-1{HOSTILE}",
         standings=[standing("holds", "25015"), lacks],
         searches=[search],
-        folder=folder,
-        command="eagletwin ci",
+        folder=str(folder),
+        command="eagletwin compare tree",
         seconds=3.0,
     )
     keep_job(job)
@@ -234,7 +226,7 @@ SAID = {
         "5 tokens of the texts are not what the target says greedily",
     ),
     "ci": (
-        "DIVERGED · CI job",
+        "DIVERGED · SGLang tree-1",
         'href="lacks-26329/report.html">26329',
         'href="search/fuzz-0/report.html">llama-mtp',
         'href="search/fuzz-0/finding-1/minimal/report.html"',
@@ -247,7 +239,7 @@ SAID = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_path: Path) -> None:
     folder = KINDS[kind](tmp_path)
-    text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # asking.py writes it, of an engine's run
+    text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # two.py writes it, of an engine's run
     assert report(folder) == EXIT_EQUAL
     again = (folder / NAME).read_text(encoding="utf-8")
     assert text in ("", again)

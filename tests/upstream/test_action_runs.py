@@ -55,7 +55,7 @@ def test_the_script_ends_as_documented(script: Path, tmp_path: Path, tree: str, 
         assert night["ledger"]["lacks"] == ["26329"]
         assert len(noted) == 1
         assert "draft.input_ids" in noted[0]
-        assert (tmp_path / "eagletwin-runs/ci/lacks-26329" / NAME).is_file()
+        assert (tmp_path / "eagletwin-runs/compare/lacks-26329" / NAME).is_file()
     else:
         assert "SyntaxError" in night["failed"]
         assert len(noted) == 1

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import case_of, entry_named
@@ -21,7 +22,6 @@ from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
 from ..result import BisectFacts
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
-from .typed import CaseName, Features, Git, RuleName, Since, Until
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -30,6 +30,45 @@ if TYPE_CHECKING:
     from .state import BisectionFolder, Subject
 
 Command = Callable[..., str]
+
+_SEARCH = "Search: over releases, unless --git or --features"
+
+CaseName = Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")]
+Since = Annotated[
+    str,
+    typer.Option("--from", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The oldest release to try."),
+]
+Until = Annotated[
+    str,
+    typer.Option("--to", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The newest release to try."),
+]
+Git = Annotated[
+    tuple[str, str, str] | None,
+    typer.Option(
+        "--git",
+        metavar="PATH GOOD BAD",
+        rich_help_panel=_SEARCH,
+        help="Search the commits of this checkout between two, by `git bisect run` on a scratch worktree.",
+    ),
+]
+Features = Annotated[
+    bool,
+    typer.Option(
+        "--features",
+        rich_help_panel=_SEARCH,
+        help="Search for the smallest set of features of the case that the fault needs.",
+    ),
+]
+RuleName = Annotated[
+    str,
+    typer.Option(
+        "--rule",
+        metavar="RULE",
+        rich_help_panel=_SEARCH,
+        show_default=False,
+        help="The rule that counts as the fault, wherever in the case it breaks: draft.slots, engine.crash, …",
+    ),
+]
 
 
 @with_json
@@ -105,7 +144,7 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     from eagletwin.harness.engines.provision import releases
 
     from .measure import look_at_version
-    from .over_releases import bisect_releases
+    from .outcome import bisect_releases
     from .report import version_report
     from .state import open_run, plan_of
 
@@ -167,8 +206,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from .features import features_of
     from .marks import LOOKS
     from .measure import SMALLEST, reduce_case
-    from .page import bisection_page
-    from .report import REPORT, feature_report
+    from .report import REPORT, bisection_page, feature_report
     from .state import say
 
     source = resolve(sglang)
@@ -207,8 +245,7 @@ def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> 
     """Write the report and the page into the run folder, and print the report in lines of the terminal's width."""
     from eagletwin.harness.page.render import write_page
 
-    from .page import bisection_page
-    from .report import REPORT
+    from .report import REPORT, bisection_page
 
     (run.folder / REPORT).write_text(report() + "\n", encoding="utf-8")
     run.save()

@@ -14,10 +14,8 @@ from pathlib import Path
 from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError, InputError
 
-from .marks import Looked, Unclear, end_mark
-from .outcome import VersionsOutcome, fault_between, outcome_of
-from .over_releases import said
-from .search import Found
+from .marks import Found, Looked, Unclear, end_mark
+from .outcome import VersionsOutcome, fault_between, outcome_of, said
 from .state import BisectionFolder
 from .worktree import GIT, Worktree, commit_of, environment, git
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.harness.check.confirm import conclude, play
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
@@ -19,9 +18,8 @@ from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.source import resolve
-from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.page.run import write_run
 
+from ..matrix import Matrix, Question
 from .marks import Looked, Sighting, settled
 from .reduce import Reduced, reduce
 from .state import Subject
@@ -47,19 +45,16 @@ def look_at_version(version: str, sglang: str, subject: Subject, folder: Path, a
 
 def look(host: Host, subject: Subject, folder: Path, again: str) -> tuple[Sighting, ...]:
     """All looks on one host, each in a fresh fork."""
-    run = subject.run
-    sightings: list[Sighting] = []
+    matrix, sightings = Matrix(), list[Sighting]()
     while not settled(sightings):
-        try:
-            engine = host.engine(subject.case, run.patches, run.kernels)
-        except (WouldNotStart, PatchDoesNotApply) as error:
-            return (*sightings, _not_run(error))
-        sub = folder / f"look-{len(sightings) + 1}"
-        sub.mkdir(parents=True)
-        trace = play(engine, (), subject.case, sub, run.limits)
-        verdict = judge(trace, run.without, run.view)
-        write_run(conclude(subject.case, verdict, trace, sub, (), again))
-        sightings.append(sighting_of(verdict))
+        name = f"look-{len(sightings) + 1}"
+        question = Question(what=subject.case, name=name, out=folder, run=subject.run, again=again, once=True)
+        answer = matrix.ask(host, question)
+        if isinstance(answer.error, WouldNotStart | PatchDoesNotApply):
+            return (*sightings, _not_run(answer.error))
+        if answer.error is not None:
+            raise answer.error
+        sightings.append(sighting_of(answer.verdict))
     return tuple(sightings)
 
 

@@ -1,11 +1,14 @@
-"""The result of a bisection over versions, and how the marks of its versions follow from what was seen of them."""
+"""Bisection over versions: over published releases one at a time, and the result of either kind. How the marks of versions
+follow from what was seen of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from .marks import Fault, Looked, doubt, end_mark, fault_of, mark
-from .search import Found, Mark, conclude
+from eagletwin.harness.core.terminal import count
+
+from .marks import Fault, Found, Looked, Mark, Unclear, brief, conclude, doubt, end_mark, fault_of, mark, next_between, next_end
+from .state import BisectionFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,36 @@ def outcome_of(
     found = conclude(len(versions), marks(versions, looked, fault, rule))
     seen = {version: looked[version] for version in versions if version in looked}
     return VersionsOutcome(tuple(versions), seen, found, fault, rule, unclear, names)
+
+
+def bisect_releases(run: BisectionFolder, look: Callable[[str], Looked]) -> VersionsOutcome:
+    """Search the plan's versions; `look` looks at one of them. What is known already is not looked at again."""
+    plan, looked = run.state.plan, run.state.looked
+    versions, rule = plan.versions, plan.rule or plan.expected
+
+    def look_at(index: int) -> None:
+        version = versions[index]
+        run.tell(f"{version}: looking …")
+        run.add(look(version))
+        run.tell(said(looked[version]))
+
+    while (index := next_end(len(versions), marks(versions, looked, None, rule))) is not None:
+        look_at(index)
+    try:
+        fault = fault_between(versions, looked, rule, anywhere=bool(plan.rule))
+    except Unclear as error:
+        return outcome_of(versions, looked, None, rule, unclear=str(error))
+    run.state.fault = fault
+    if fault is not None:
+        for choose in (next_end, next_between):
+            while (index := choose(len(versions), marks(versions, looked, fault, rule))) is not None:
+                look_at(index)
+    run.state.finished = True
+    return outcome_of(versions, looked, fault, rule)
+
+
+def said(looked: Looked) -> str:
+    """A line of progress."""
+    usual = looked.usual
+    why = f" ({usual.why})" if usual.status == "unknown" and usual.why else ""
+    return f"{looked.version}: {brief(usual)}{why}, {count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s"

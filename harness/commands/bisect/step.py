@@ -21,7 +21,7 @@ from eagletwin.harness.core.exits import guarded
 from .commits import SAID
 from .marks import mark
 from .measure import look_at_version
-from .over_releases import said
+from .outcome import said
 from .state import BisectionFolder, read_state
 from .worktree import git
 

@@ -1,103 +1,347 @@
-"""`eagletwin compare BASE HEAD`: what a pull request of SGLang breaks, fixes and leaves, as a comment for it."""
+"""`eagletwin compare`: an SGLang with the ledger and its base, a pull request with its base, or two runs number for number."""
 
-import json
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+from msgspec.structs import replace as changed
+
+from eagletwin.cases.ledger import case_of
 from eagletwin.cases.reach import unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
-from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..as_json import print_object
+from ..as_json import tell_result, wants_json, with_json
 from ..fuzz.typed import MAX_CASES, MINUTES
-from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import SaidFacts
+from ..options import DEFAULT_RUNS, OUTPUT, Runs, tell
 from ..run_options import HOW, LIMITS, STRICT, run_options
-from .typed import (
-    SHRINK_MINUTES,
-    AsJson,
-    AsMarkdown,
-    Base,
-    Cases,
-    Head,
-    Ledger,
-    Minutes,
-    Seed,
-    ShrinkMinutes,
-)
 
 if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+
     from .report import Comparing
 
+SHRINK_MINUTES, LINES = 0.5, 20
+_ONE, _TWO, _RUNS = "One SGLang", "Two SGLangs", "Number for number"
 
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[BASE] [HEAD]",
+        help="One SGLang, by default the installed one; BASE and HEAD; or two run folders. An SGLang is a release or a source "
+        "tree.",
+        show_default=False,
+    ),
+]
+Ledger = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="none|all|ID",
+        help="Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
+        "SGLangs without live bugs whose code is that of the newest release in both.",
+        show_default=False,
+    ),
+]
+Minutes = Annotated[
+    float, typer.Option(metavar="MINUTES", min=0.0, help="Limits the generated cases, which come after the ledger. 0: none.")
+]
+Cases = Annotated[int, typer.Option(metavar="N", min=0, help="Limits the generated cases. 0: none.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="The same seed draws the same cases.")]
+BaseOption = Annotated[
+    str,
+    typer.Option(
+        "--base",
+        metavar="BASE",
+        rich_help_panel=_ONE,
+        help="What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
+        "the functions that differ ran; if none did, the code is 125. Default: its commit or release.",
+        show_default=False,
+    ),
+]
+Families = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--family",
+        metavar="MODEL",
+        rich_help_panel=_ONE,
+        help="Generate cases of this model recipe (docs/reference/case.md), in an equal part of the time. Repeatable. Default: "
+        "one search of everything.",
+        show_default=False,
+    ),
+]
+History = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=_ONE, help="Append a line of JSON to this file: what came out, and of what."),
+]
+ShrinkMinutes = Annotated[
+    float,
+    typer.Option(
+        metavar="MINUTES",
+        min=0.0,
+        rich_help_panel=_TWO,
+        help="Limits the shrinking of one example of each way in which HEAD is newly broken.",
+    ),
+]
+CaseName = Annotated[
+    str,
+    typer.Option(
+        "--case",
+        metavar="CASE",
+        rich_help_panel=_RUNS,
+        help="Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record.",
+        show_default=False,
+    ),
+]
+Lines = Annotated[int, typer.Option(min=1, rich_help_panel=_RUNS, help="How many differences to print.")]
+AsMarkdown = Annotated[
+    bool, typer.Option("--markdown", rich_help_panel=OUTPUT, help="Print a comment for the pull request, in Markdown.")
+]
+Summary = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Append that comment to this file.")]
+
+
+@with_json
 @run_options(STRICT, HOW, LIMITS)
 def compare(
-    base: Base,
-    head: Head,
-    cases: Cases = MAX_CASES,
-    seed: Seed = 0,
+    what: What = None,
     ledger: Ledger = None,
     minutes: Minutes = MINUTES,
+    cases: Cases = MAX_CASES,
+    seed: Seed = 0,
+    base: BaseOption = "",
+    family: Families = None,
+    history: History = None,
     shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
+    case: CaseName = "",
+    lines: Lines = LINES,
     markdown: AsMarkdown = False,
-    as_json: AsJson = False,
+    summary: Summary = None,
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
 ) -> int:
-    """Compare a pull request of SGLang with its base: what it breaks, what it fixes, and what it does to acceptance.
+    """Compare an SGLang with the ledger of known bugs, with another SGLang, or two runs number for number.
 
-    Entries of the ledger run on both, then generated cases: those of `eagletwin fuzz`, and more of the kinds that run the
-    change. Exit codes: 1 something is newly broken; 125 it cannot be told: none of the changed functions ran, or a side could
-    not run; 0 otherwise.
+    One SGLang: each fix of the ledger, then a search as `eagletwin fuzz` has it, which is a job of a CI. BASE and HEAD: what a
+    pull request breaks, what it fixes, and what it does to acceptance, by entries of the ledger, then by generated cases, of
+    which more are of the kinds that run the change. Two run folders, or one --case: each number that differs.
+
+    Exit codes: 1 a fixed bug shows, a search found what no known bug explains, something is newly broken, or a number differs
+    by more than the judge's bound; 125 it cannot be told; 0 otherwise.
     """
-    if markdown and as_json:
-        raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
-    from ..fuzz.options import SearchOptions
-    from .asking import Asking
-    from .questions import asked_of_ledger, entries_named
-
-    entries = entries_named(ledger or ["all"])
-    beyond = [entry for entry in entries if unreached(entry, spec.mode)]
-    if beyond and "all" not in (ledger or ["all"]):
-        said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
-        (tell if markdown or as_json else print)(said)
-        if as_json:
-            print_object(SaidFacts(exit_code=EXIT_UNKNOWN, said=said))
-        return EXIT_UNKNOWN
-    given = ("--cases", cases, MAX_CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
-    own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))
-    words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]
-    questions = asked_of_ledger(entries, spec.mode)
-    if not (questions or cases):
-        raise InputError(
-            "--cases 0 and no entry of the ledger", consequence="nothing was run", remedy="give either, or leave both out"
-        )
-    search = SearchOptions(minutes=minutes, max_cases=cases, seed=seed, shrink_minutes=shrink_minutes, run=spec)
-    search.check()
-    words += [*["--markdown"] * markdown, *["--json"] * as_json]
-    asking = Asking(
-        names=(base, head),
-        questions=questions,
-        plan=replace(search.plan, command=spec.command("compare", base, head, *words)),
-        words=words,
-        unreached=tuple(entry.id for entry in beyond),
-        run=spec,
-        out=out,
+    names = tuple(what or ())
+    runs = any(_is_run(name) for name in names)
+    kind = _RUNS if runs or case else _ONE if len(names) < 2 else _TWO
+    of_one: dict[str, object] = {"--base": base, "--family": family, "--history": history}
+    of_all: dict[str, object] = {"--ledger": ledger, "--seed": seed, "--markdown": markdown, "--summary": summary}
+    of_all |= {"--minutes": minutes != MINUTES, "--cases": cases != MAX_CASES}
+    _check_fit(
+        names,
+        kind,
+        {
+            _ONE: of_one,
+            _TWO: {"--shrink-minutes": shrink_minutes != SHRINK_MINUTES},
+            _RUNS: {"--lines": lines != LINES},
+            "": of_all if kind == _RUNS else {},
+        },
     )
-    return asking.report(lambda one: _print(one, markdown=markdown, as_json=as_json))
+    if kind == _RUNS:
+        return _numbers(names, "" if runs else case, lines, out, spec, extra=runs and case)
+    search = _Search(ledger, minutes, cases, seed, tuple(family or ()), shrink_minutes, markdown, summary, out)
+    return search.one(names, base, history, spec) if kind == _ONE else search.two(names, spec)
 
 
-def _print(one: "Comparing", *, markdown: bool, as_json: bool) -> None:
-    from .markdown import markdown_of
-    from .report import facts_of, text_of
+def _is_run(name: str) -> bool:
+    if not Path(name).is_dir():
+        return False
+    from eagletwin.harness.core.trace import HEADER  # it imports torch
 
-    if as_json and one.ended not in (None, EXIT_INTERRUPTED):  # stdout gets the error; comparison.json has this
-        tell(text_of(one, width()))
-    elif as_json:
-        print(json.dumps(facts_of(one), indent=1))
-    elif markdown:
-        print(markdown_of(one))
-    else:
-        show(text_of(one, width()))
+    return (Path(name) / HEADER).is_file()
+
+
+def _numbers(names: tuple[str, ...], case: str, lines: int, out: Path, spec: RunSpec, *, extra: object) -> int:
+    if extra or (not case and spec != RunSpec(limits=spec.limits, strict=spec.strict)):
+        raise InputError(
+            "options of an engine, with two runs that were recorded before",
+            consequence="nothing was compared",
+            remedy="leave them out; or name two SGLangs, and --case",
+        )
+    both = names[0], names[1]
+    if not case:
+        from .numbers import compare_runs
+
+        return compare_runs(*both, lines)
+    from eagletwin.harness.core.files import new_run_folder
+    from eagletwin.harness.engines.source import resolve
+
+    chosen, sources = case_of(case), (resolve(both[0]), resolve(both[1]))
+    folder = new_run_folder(out, f"{chosen.name}-compare")
+    tell(f"{chosen.name} runs on SGLang {both[0]} (left) and on {both[1]} (right); both are imported first")
+    tell(f"folder: {folder}")
+    from .numbers import compare_case
+
+    return compare_case(chosen, both, sources, lines, folder, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What was typed of entries and generated cases."""
+
+    ledger: list[str] | None
+    minutes: float
+    cases: int
+    seed: int
+    family: tuple[str, ...]
+    shrink_minutes: float
+    markdown: bool
+    summary: Path | None
+    out: Path
+
+    @property
+    def words(self) -> list[str]:
+        """What to type to have it again."""
+        given = (
+            ("--minutes", exact(self.minutes), exact(MINUTES)),
+            ("--cases", self.cases, MAX_CASES),
+            ("--seed", self.seed, 0),
+            ("--shrink-minutes", exact(self.shrink_minutes), exact(SHRINK_MINUTES)),
+            *(("--family", name, "") for name in self.family),
+            *(("--ledger", name, "") for name in self.ledger or ()),
+        )
+        return [*unusual(given), *["--markdown"] * self.markdown]
+
+    def entries(self, spec: RunSpec) -> "list[Entry] | None":
+        """The entries that are named, each once; None: one of them is named that the mode does not reach, which was said."""
+        from .groups import entries_named
+        from .one import must_take_more
+
+        must_take_more("--summary", self.summary)
+        if self.markdown and wants_json():
+            raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
+        ledger = self.ledger or ["all"]
+        found = {entry.id: entry for entry in entries_named(ledger)}
+        beyond = [entry for entry in found.values() if unreached(entry, spec.mode)]
+        if beyond and "all" not in ledger:
+            print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
+            return None
+        if not found and not (self.minutes and self.cases):
+            raise InputError(
+                "no entry of the ledger and no generated case",
+                consequence="nothing was run",
+                remedy="leave out --ledger none, or --minutes 0 and --cases 0",
+            )
+        return list(found.values())
+
+    def one(self, names: tuple[str, ...], base: str, history: Path | None, spec: RunSpec) -> int:
+        families = _families(self.family or ("",)) if self.minutes and self.cases else []
+        entries = self.entries(spec)
+        if entries is None:
+            return EXIT_UNKNOWN
+        from ..fuzz.options import SearchOptions
+        from .one import Against
+
+        run = changed(spec, sglang=names[0] if names else "")
+        search = SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out)
+        for name in families:
+            replace(search, model=name or None).check()
+        return Against(
+            entries=[entry for entry in entries if not unreached(entry, spec.mode)],
+            families=families,
+            search=search,
+            base=base,
+            words=self.words,
+            summary=self.summary,
+            history=history,
+            markdown=self.markdown,
+        ).report()
+
+    def two(self, names: tuple[str, ...], spec: RunSpec) -> int:
+        entries = self.entries(spec)
+        if entries is None:
+            return EXIT_UNKNOWN
+        from ..fuzz.options import SearchOptions
+        from .groups import cases_of_ledger
+        from .two import Asking
+
+        search = SearchOptions(
+            minutes=self.minutes,
+            max_cases=self.cases if self.minutes else 0,
+            seed=self.seed,
+            shrink_minutes=self.shrink_minutes,
+            run=spec,
+        )
+        search.check()
+        asking = Asking(
+            names=(names[0], names[1]),
+            questions=cases_of_ledger(entries, spec.mode),
+            every=self.ledger is not None,
+            plan=replace(search.plan, command=spec.command("compare", *names, *self.words)),
+            words=self.words,
+            unreached=tuple(entry.id for entry in entries if unreached(entry, spec.mode)),
+            run=spec,
+            out=self.out,
+        )
+        return asking.report(self._show)
+
+    def _show(self, one: "Comparing") -> None:
+        from .markdown import markdown_of
+        from .one import append
+        from .report import facts_of, text_of
+
+        append(self.summary, markdown_of(one))
+        if self.markdown:
+            print(markdown_of(one))
+        else:
+            show(text_of(one, width()))
+        tell_result(facts_of(one))
+
+
+def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:
+    """Raises InputError for names and options that do not go together. given: what was typed, by what it is of."""
+    if len(names) > 2 or (kind == _RUNS and len(names) != 2):
+        raise InputError(
+            f"compare cannot do this with {count(len(names), 'name')}",
+            consequence="nothing was compared",
+            remedy="`eagletwin compare SGLANG`, `compare BASE HEAD`, `compare BASE HEAD --case CASE`, or two run folders",
+        )
+    misplaced = [option for of, options in given.items() if of != kind for option, value in options.items() if value]
+    if misplaced:
+        there = {_ONE: "one SGLang", _TWO: "two SGLangs", _RUNS: "a comparison number for number"}[kind]
+        raise InputError(f"{misplaced[0]} with {there}", consequence="nothing was run", remedy=f"leave {misplaced[0]} out")
+
+
+def _families(names: tuple[str, ...]) -> list[str]:
+    """Raises InputError for a model recipe that is not there."""
+    from eagletwin.harness.families import RECIPES
+
+    unknown = [name for name in names if name and name not in RECIPES]
+    if unknown:
+        raise InputError(
+            f"--family {unknown[0]}: there is no such recipe",
+            consequence="nothing was run",
+            remedy=nearest(unknown[0], RECIPES, "`eagletwin info models`"),
+        )
+    return list(dict.fromkeys(names))
+
+
+def old_arguments(words: list[str], old: str) -> list[str]:
+    """The arguments of `ci` and `diff` as `compare` takes them: an SGLang is an argument, and the case of `diff` an option."""
+    sglangs, rest = list[str](), list[str]()
+    left = iter(words)
+    for word in left:
+        name, _, value = word.partition("=")
+        if name == "--sglang":
+            sglangs.append(value or next(left, ""))
+        else:
+            rest.append(word)
+    if old == "diff" and sglangs:
+        if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
+            raise InputError(
+                "`eagletwin diff` is now `eagletwin compare`",
+                consequence="nothing was run",
+                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+            )
+        rest = ["--case", *rest]
+    return [*sglangs, *rest]

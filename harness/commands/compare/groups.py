@@ -5,11 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.cases.blocks import Block
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import ledger_of
+from eagletwin.cases.reach import unreached
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.signature import Signature, without_numbers
 from eagletwin.harness.core.terminal import count
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
-from .questions import Question
+from ..fuzz.shrinking import size
 
 Status = Literal["equal", "broken", "unknown"]
 # `otherwise`: wrong on both sides, and first in another way; `unknown`: on one side or both.
@@ -22,6 +30,50 @@ GROUPS: tuple[Group, ...] = (
     "unknown",
     "as before",
 )
+MINIMAL = "minimal"  # in the folder of the first case that was broken so: the run folder of the smallest
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCase:
+    """A case that both sides run, how it is judged, and the entry that it belongs to; None: it was generated.
+
+    mended  entries whose remedies both sides run it with; block: of a generated case, the one that draws it
+    """
+
+    name: str
+    case: Case
+    view: View = DECLARED_VIEW
+    entry: Entry | None = None
+    mended: tuple[Entry, ...] = ()
+    block: Block | None = None
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The options for these remedies."""
+        return tuple(word for entry in self.mended for word in ("--remedy", entry.id))
+
+    @property
+    def shape(self) -> str:
+        return "tree" if self.case.topk > 1 else "chain"
+
+
+def entries_named(names: Sequence[str]) -> list[Entry]:
+    """The entries that `--ledger` names: none, all, or by their ids. Raises InputError."""
+    if "none" not in names:
+        return ledger_of(list(names))
+    if len(set(names)) > 1:
+        raise InputError(
+            "--ledger none, and other entries as well",
+            consequence="nothing was run",
+            remedy="leave out either",
+        )
+    return []
+
+
+def cases_of_ledger(entries: Sequence[Entry], mode: Mode) -> list[SharedCase]:
+    """The entries that the mode reaches, each once, in the view in which the entry's bug is a divergence."""
+    once = {entry.id: entry for entry in entries if not unreached(entry, mode)}
+    return [SharedCase(entry.id, entry.case, entry.red.view, entry) for entry in once.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +123,10 @@ class Answered:
     folder  the run folder of HEAD, of the first case that is newly broken in its way
     ran     of what is newly broken: the changed functions that HEAD called
     reached whether it ran something of the change on either side; None: what changed is not known
+    believed  whether BASE did not run, since it has the fix as the newest release has it
     """
 
-    question: Question
+    question: SharedCase
     base: SideResult
     head: SideResult
     known: str = ""
@@ -81,6 +134,7 @@ class Answered:
     folder: Path | None = None
     ran: tuple[str, ...] = ()
     reached: bool | None = None
+    believed: bool = False
 
     @property
     def group(self) -> Group:
@@ -209,3 +263,75 @@ class Result:
         if self.open:
             return f"Cannot tell: {self.open}{f' ({numbers})' if numbers else ''}."
         return f"{self.compared}; none is newly wrong: {numbers}."
+
+
+@dataclass(slots=True)
+class RoundsOfBoth:
+    """One configuration: the generated cases that ran on both sides, to their end. rounds, tokens: (BASE, HEAD)."""
+
+    model: str
+    shape: str
+    cases: int = 0
+    rounds: tuple[int, int] = (0, 0)
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def means(self) -> tuple[float, float] | None:
+        """Mean accept length on BASE and on HEAD, the bonus token counted; None: a side had no round."""
+        if 0 in self.rounds:
+            return None
+        return self.tokens[0] / self.rounds[0], self.tokens[1] / self.rounds[1]
+
+    @property
+    def text(self) -> tuple[str, str, str]:
+        """BASE, HEAD, and what became of it."""
+        means = self.means
+        if means is None:
+            return "no round", "no round", ""
+        change = (means[1] - means[0]) / means[0]
+        said = "same" if self.rounds == self.rounds[::-1] and self.tokens == self.tokens[::-1] else f"{change:+.1%}"
+        return f"{means[0]:.3f}", f"{means[1]:.3f}", said
+
+    @property
+    def fell(self) -> bool:
+        means = self.means
+        return means is not None and means[1] < means[0]
+
+
+def count_rounds(found: dict[tuple[str, str], RoundsOfBoth], shared: SharedCase, base: Header, head: tuple[int, int]) -> None:
+    """Add a generated case, unless a side did not finish it. head: rounds and tokens of HEAD; none if it did not."""
+    if base.ending.kind != "finished" or not head[0]:
+        return
+    key = shared.case.model, shared.shape
+    one = found.setdefault(key, RoundsOfBoth(*key))
+    lengths = [record.numbers["accept_len"] for record in base.records if record.stage == "verify"]
+    one.cases += 1
+    one.rounds = one.rounds[0] + len(lengths), one.rounds[1] + head[0]
+    one.tokens = one.tokens[0] + sum(lengths), one.tokens[1] + head[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The smallest case of a breakage.
+
+    changes  the options that it runs with: remedies of known bugs, which would come first
+    found    the case that it was made from; the same if it is no smaller
+    looks    runs that it took to make it small; partial: time was up before it was smallest
+    """
+
+    case: Case
+    line: str
+    again: str
+    folder: Path | None
+    known: str = ""
+    changes: tuple[str, ...] = ()
+    found: Case | None = None
+    looks: int = 0
+    partial: bool = False
+
+
+def example_of(broken: Breakage) -> Example:
+    """The smallest of the cases as they were found, if none was made smaller; the one with a run folder, of equals."""
+    answer: Answered = min(broken.answers, key=lambda one: (one.folder is None, size(one.question.case)))
+    question = answer.question
+    return Example(question.case, answer.head.text, answer.again, answer.folder, answer.known, question.changes)

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.terminal import count
 
-from .example import Example
-from .groups import Answered, Breakage, Group
+from .groups import Answered, Breakage, Example, Group
 from .report import NAMES, NOT_LOOKED_AT, SHOWN, Comparing, answer_text, breakage_text
 
 MOST_ROWS, MOST_NAMES = 40, 60  # GitHub takes 65,536 letters

@@ -8,7 +8,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
-from ..diff.precision_gap import Apart
+from ..compare.precision_gap import Apart
 from .races import Race
 from .searched import Draw
 

@@ -29,8 +29,8 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 
-from ..diff.comparison import diff
-from ..diff.precision_gap import Apart, apart
+from ..compare.numbers import diff
+from ..compare.precision_gap import Apart, apart
 from .batches import paths
 from .explained import apt_for, explained
 from .job import JOB, RESULTS, Beside, CaseResult, Job, JobResult

@@ -12,7 +12,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.render import NAME, Fields, Page, PageSection, Table, TableRow, write_page
 
-from ..diff.precision_gap import Apart, apart_text
+from ..compare.precision_gap import Apart, apart_text
 from ..page_facts import never_happened, read_facts, row
 from ..result import CampaignFacts
 from .batches import PATHS

@@ -18,7 +18,7 @@ from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import EngineProcess
 
-from ..diff.comparison import diff
+from ..compare.numbers import diff
 
 RACE = "race"  # of a case that was answered otherwise with pauses: in the place of a rule, which it is not
 TOLD = ("finished", "cached")  # stages of what requests were sent, and of what the prefix cache keeps

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.terminal import count
 
-from ..diff.precision_gap import Apart, apart_text
+from ..compare.precision_gap import Apart, apart_text
 from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written

@@ -1,7 +1,8 @@
 """`eagletwin prove`: red without the fix, green with it, in memory or on published wheels."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
@@ -24,10 +25,10 @@ from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
 from .reasons import reason
 
 if TYPE_CHECKING:
-    from eagletwin.cases.entry import Entry
+    from eagletwin.cases.entry import Entry, Known
     from eagletwin.harness.engines.host import Host
 
-    from .proof import NoProof, Proof, WheelProof
+    from .proof import Proof
 
 
 @with_json
@@ -104,7 +105,7 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
-    begun, chosen = time.monotonic(), asked.chosen
+    chosen = asked.chosen
     source = resolve(spec.sglang)
     with Zygote(source, spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
@@ -112,43 +113,79 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
             tell(f"importing SGLang {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and without it")
         from eagletwin.harness.engines.host import Host
 
-        from . import proof as proving
-        from .concluding import concluding, proven_text
-        from .page import keep_proofs
-        from .report import proof_facts, proof_table, proof_text, proof_title
+        from .proof import worst
+        from .report import proof_title
 
         for entry, why in asked.others:
             print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
-        proofs, left_out = list["Proof | NoProof"](), [entry for entry, _ in asked.others]
-
-        def conclude(early: str) -> None:
-            proof_table(proofs, left_out)
-            seconds = time.monotonic() - begun
-            print(proven_text(proofs, chosen, early, seconds))
-            if left_out:
-                print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
-            facts = ProveFacts(
-                proofs=[proof_facts(proof) for proof in proofs],
-                not_reached=[entry.id for entry in left_out],
-                seconds=round(seconds, 3),
-                sglang=source.called,
-                command=asked.command,
-                interrupted=bool(early),
-            )
-            keep_proofs(facts, out)
-
-        with concluding(conclude), progress("proofs", len(chosen)) as line, Host(zygote) as host:
+        proofs, left_out = list["Proof"](), [entry for entry, _ in asked.others]
+        about = _About(asked.command, "not reached in this mode, and so not run", left_out, left_out, source.called)
+        with _concluding(about, proofs, chosen, out), progress("proofs", len(chosen)) as line, Host(zygote) as host:
             line.look(chosen[0].id)
             for proof, following in zip_longest(_proofs(host, chosen, out, spec, asked.model), chosen[1:]):
-                proofs.append(proof)
-                show(proof_text(proof))
+                _show(proof, proofs)
                 line.done(following.id if following is not None else "")
-    return proving.worst([proof.exit_code for proof in proofs])
+    return worst([proof.exit_code for proof in proofs])
 
 
-def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof | NoProof]":
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a result says beside its proofs. left: entries that were not run, and `left_for` why; listed: those of them in the
+    table"""
+
+    command: str
+    left_for: str
+    left: "Sequence[Known]"
+    listed: "Sequence[Entry]" = ()
+    sglang: str = ""
+
+
+def _show(proof: "Proof", proofs: "list[Proof]") -> None:
+    from .report import proof_text
+
+    proofs.append(proof)
+    show(proof_text(proof))
+
+
+@contextmanager
+def _concluding(about: _About, proofs: "Sequence[Proof]", chosen: Sized, out: Path) -> Iterator[None]:
+    """However proofs end, what was proven until then is printed and kept."""
+    from .report import keep_proofs, proof_facts, proof_table
+
+    begun = time.monotonic()
+
+    def conclude(early: str) -> None:
+        proof_table(proofs, about.listed)
+        seconds = time.monotonic() - begun
+        of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
+        print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
+        left = [entry.id for entry in about.left]
+        if left:
+            print(f"{about.left_for}: {', '.join(left)}")
+        facts = ProveFacts(
+            proofs=[proof_facts(proof) for proof in proofs],
+            not_reached=left,
+            seconds=round(seconds, 3),
+            sglang=about.sglang,
+            command=about.command,
+            interrupted=bool(early),
+        )
+        keep_proofs(facts, out)
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        conclude("INTERRUPTED, ")
+        raise AlreadyReported(EXIT_INTERRUPTED) from None
+    except BaseException:
+        conclude("ENDED EARLY, ")
+        raise
+    conclude("")
+
+
+def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof]":
     """The proofs of these entries, in their own models or in this one."""
     from .in_model import prove_in_model
     from .proof import prove as prove_at_home
@@ -179,40 +216,15 @@ def _check_releases(spec: RunSpec, model: str) -> None:
 
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
-    from . import proof as proving
-    from .concluding import concluding, proven_text
-    from .page import keep_proofs
-    from .report import proof_title, wheel_facts, wheel_proof_table
+    from .proof import prove_on_wheels, worst
 
-    begun = time.monotonic()
     known = with_probes(entries)
-    chosen, live = [entry for entry in known if entry.fixed], [entry.id for entry in known if not entry.fixed]
-    proofs = list["WheelProof"]()
-
-    def conclude(early: str) -> None:
-        wheel_proof_table(proofs)
-        seconds = time.monotonic() - begun
-        print(proven_text(proofs, chosen, early, seconds))
-        if live:
-            print(f"not proven on releases, since none has a fix: {', '.join(live)}")
-        facts = ProveFacts(
-            proofs=[wheel_facts(proof) for proof in proofs],
-            not_reached=live,
-            seconds=round(seconds, 3),
-            command=spec.command("prove", "--releases", *entries),
-            interrupted=bool(early),
-        )
-        keep_proofs(facts, out)
-
-    with concluding(conclude), progress("proofs", len(chosen)) as line:
-        for proof in proving.prove_on_wheels(chosen, out, spec, tell):
-            proofs.append(proof)
+    chosen, live = [entry for entry in known if entry.fixed], [entry for entry in known if not entry.fixed]
+    proofs = list["Proof"]()
+    about = _About(spec.command("prove", "--releases", *entries), "not proven on releases, since none has a fix", live)
+    with _concluding(about, proofs, chosen, out), progress("proofs", len(chosen)) as line:
+        for proof in prove_on_wheels(chosen, out, spec, tell):
+            _show(proof, proofs)
             line.done(proof.entry.id)
-            print(proof_title(proof.entry))
-            for seen in (proof.bad, proof.good):
-                if seen is not None:
-                    print(seen.text)
-            if proof.why:
-                print(f"UNKNOWN  {proof.why}\n")
     named = live and "all" not in entries
-    return proving.worst([*(proof.exit_code for proof in proofs), *([EXIT_UNKNOWN] if named else [])])
+    return worst([*(proof.exit_code for proof in proofs), *([EXIT_UNKNOWN] if named else [])])

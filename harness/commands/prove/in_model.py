@@ -17,7 +17,7 @@ from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 
-from .proof import NoProof, Proof, prove, side_run
+from .proof import Proof, prove, side_run
 
 _IDLE = 3  # cases that never call what an entry edits, after which no other is tried
 
@@ -26,14 +26,13 @@ _IDLE = 3  # cases that never call what an entry edits, after which no other is 
 class ProofInModel:
     """What came out for one carried case. beside: the live bugs that are mended on both sides"""
 
-    proof: Proof | NoProof
+    proof: Proof
     beside: tuple[str, ...]
 
     @property
     def own(self) -> bool:
         """Whether the bug shows by the entry's own rule."""
-        proof = self.proof
-        return isinstance(proof, Proof) and proof.holds and proof.red.verdict.rule == proof.entry.rule
+        return self.proof.holds and self.proof.red.verdict.rule == self.proof.entry.rule
 
     @property
     def idle(self) -> tuple[str, ...]:
@@ -47,9 +46,8 @@ class ProofInModel:
 
     @property
     def _idle_functions(self) -> tuple[str, ...]:
-        if isinstance(self.proof, NoProof):
-            return ()
-        changes = (change for outcome in (self.proof.green, self.proof.red) for change in outcome.trace.changes)
+        outcomes = (side.outcome for side in (self.proof.green, self.proof.red) if side.outcome is not None)
+        changes = (change for outcome in outcomes for change in outcome.trace.changes)
         return tuple(dict.fromkeys(name for change in changes if change.patch for name in change.idle))
 
     @property
@@ -80,7 +78,7 @@ def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) ->
         yield attempt
         beside = attempt.beside  # what came first in this case comes first in the next one, too
         idle += bool(attempt.idle)
-        if isinstance(attempt.proof, NoProof) or idle == _IDLE:
+        if attempt.proof.errors or idle == _IDLE:
             return
 
 
@@ -88,7 +86,7 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[st
     """The proof, with these live bugs mended on both sides, and with those that come first all the same."""
     while True:
         proof = _proof(host, entry, runs, run, beside)
-        if isinstance(proof, NoProof) or proof.green.verdict.status != "diverged":
+        if proof.errors or proof.green.verdict.status != "diverged":
             return ProofInModel(proof, beside)
         mended = side_run(entry, entry.green, with_remedies(run, beside))
         other = may_be(host, entry.case, proof.green.verdict.rule, mended)
@@ -97,12 +95,10 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[st
         beside = (*beside, other)
 
 
-def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof | NoProof:
+def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof:
     """A live bug's divergence must be its own: a case that another's candidate fix cures, too, may show that other one."""
     mended = with_remedies(run, beside)
     [proof] = prove(host, [entry], runs, mended)
-    if isinstance(proof, NoProof):
-        return proof
     proof = dataclasses.replace(proof, any_rule=True)
     if entry.remedy is None or not proof.holds:
         return proof

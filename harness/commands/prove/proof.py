@@ -12,19 +12,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.cases.entry import Entry, Known, Probe, Side
+from eagletwin.cases.entry import Entry, Known, Side
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.confirm import Outcome, check
-from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
-from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
-from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.engines.provision import NotFetched, releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.release_hosts import hosts
 from eagletwin.harness.judge.completeness import shows_instead
-from eagletwin.harness.page.run import write_run
+
+from ..matrix import Cell, Matrix, Question, refused
 
 
 def _red(rule: str) -> str:
@@ -34,28 +31,44 @@ def _red(rule: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Both sides of an entry. What is changed on which of them is the entry's own: a side may be the release as it is.
+    """Both sides of an entry: of one SGLang, where a side may be the release as it is; or of the releases around the fix.
 
     any_rule  whether the bug may show by another rule than the entry's: in another model another number can be the first
     another   a live bug with whose candidate fix alone the case is equal, too: what diverges may be that one
+    wheels    whether the sides are the releases `last_bad` and `fixed`, unchanged but for the entry's `by_hand` and `beside`
     """
 
-    entry: Entry
-    green: Outcome
-    red: Outcome
+    entry: Known
+    green: Cell
+    red: Cell
     any_rule: bool = False
     another: str = ""
+    wheels: bool = False
 
     @property
     def holds(self) -> bool:
         return (
-            self.green.verdict.status == "equal"
+            not self.errors
+            and self.green.verdict.status == "equal"
             and not self.unchecked
             and not self.unreached
             and not self.another
             and self.red.verdict.status == _red(self.entry.rule)
             and (self.any_rule or self.red.verdict.rule in (self.entry.rule, self.stands_in))
         )
+
+    @property
+    def errors(self) -> list[EagletwinError]:
+        """Why a side did not run; it proves nothing then, and stops no other proof."""
+        return list(dict.fromkeys(side.error for side in (self.red, self.green) if side.error is not None))
+
+    @property
+    def why(self) -> str:
+        """The same in words, with the releases that did not run."""
+        if not self.wheels:
+            return "; ".join(error.cause for error in self.errors)
+        named = ((self.entry.last_bad, self.red.error), (self.entry.fixed, self.green.error))
+        return self.entry.hidden or "; ".join(f"{release}: {error.cause}" for release, error in named if error is not None)
 
     @property
     def stands_in(self) -> str:
@@ -68,19 +81,24 @@ class Proof:
     def unreached(self) -> tuple[str, ...]:
         """Functions of a side's patch of which no changed statement ran: what came out says nothing of them. On the side that
         is wrong, those that were called: the bug may keep the case from calling the rest."""
-        idle = (name for change in self.green.trace.changes if change.patch for name in change.idle)
-        called = self.red.trace.header.unreached_edits or ()
+        if self.wheels or self.green.outcome is None or self.red.outcome is None:
+            return ()
+        idle = (name for change in self.green.outcome.trace.changes if change.patch for name in change.idle)
+        called = self.red.outcome.trace.header.unreached_edits or ()
         return (*dict.fromkeys(idle), *called)
 
     @property
     def unchecked(self) -> bool:
         """Whether the rule is one of kernels, and some of them ran with the fix where no such rule is checked."""
-        return self.entry.rule.startswith("kernel.") and bool(self.green.trace.header.fallbacks)
+        outcome = self.green.outcome
+        return self.entry.rule.startswith("kernel.") and outcome is not None and bool(outcome.trace.header.fallbacks)
 
     @property
     def exit_code(self) -> int:
         if self.holds:
             return EXIT_EQUAL
+        for error in self.errors:
+            return EXIT_UNKNOWN if self.wheels or isinstance(error, WouldNotStart) else error.exit_code
         unknown = bool(self.unchecked or self.unreached or self.another)
         if not unknown and self.green.verdict.status == "diverged":
             return EXIT_DIVERGED  # whatever the other side came to: it is wrong with the fix
@@ -88,50 +106,20 @@ class Proof:
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 
-@dataclass(frozen=True, slots=True)
-class NoProof:
-    """An entry of which a side could not be run: `error` says why. It proves nothing, and stops no other proof."""
-
-    entry: Entry
-    error: EagletwinError
-
-    @property
-    def holds(self) -> bool:
-        return False
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_UNKNOWN if isinstance(self.error, WouldNotStart) else self.error.exit_code
-
-
-def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAULT_RUN) -> Iterator[Proof | NoProof]:
-    """Prove entries one by one, in folders of their own below `runs`. Raises InputError for options that fit no engine.
-
-    An SGLang that cannot be imported is tried once: the entries that are left have the same answer.
-    """
-    dead: EagletwinError | None = None
+def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAULT_RUN) -> Iterator[Proof]:
+    """Prove entries one by one, in folders of their own below `runs`. Raises InputError for options that fit no engine."""
+    matrix = Matrix()
     for entry in entries:
-        try:
-            if dead is not None:
-                raise dead
-            green, red = (_prove_side(host, entry, side, runs, run) for side in ("green", "red"))
-            yield Proof(entry, green, red)
-        except InputError:
-            raise
-        except EagletwinError as error:
-            dead = error if isinstance(error, WouldNotStart) and not host.version else None
-            yield NoProof(entry, error)
+        green = matrix.ask(host, _question(entry, "green", runs, run))
+        red = green if green.error is not None else matrix.ask(host, _question(entry, "red", runs, run))
+        yield Proof(entry, green, red)
 
 
-def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -> Outcome:
+def _question(entry: Entry, name: str, runs: Path, run: RunSpec) -> Question:
     side = side_run(entry, entry.green if name == "green" else entry.red, run)
-    folder = new_run_folder(runs, f"{entry.id}-{name}")
-    engine = host.engine(entry.case, side.patches, side.kernels)
     known = entry.id in LEDGER and LEDGER[entry.id].case == entry.case
-    again = side.command("check", entry.id if known else folder / "case.json")
-    outcome = check(engine, entry.case, folder, side, again=again)
-    write_run(outcome)
-    return outcome
+    again = side.command("check", entry.id) if known else None
+    return Question(what=entry.case, name=f"{entry.id}-{name}", out=runs, run=side, again=again)
 
 
 def side_run(entry: Entry, side: Side, run: RunSpec) -> RunSpec:
@@ -149,82 +137,32 @@ def worst(codes: Sequence[int]) -> int:
     return EXIT_EQUAL if codes else EXIT_UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class WheelSide:
-    """What a release made of an entry or a probe, and that as a person reads it. folder: the run folder; a probe has none."""
-
-    verdict: Verdict
-    text: str
-    folder: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WheelProof:
-    """An entry on published wheels, unchanged but for the entry's `by_hand` and `beside`: `bad`, the last before the fix, and
-    `good`, the first with it.
-
-    why  why a side, which is None then, was not run
-    """
-
-    entry: Known
-    bad: WheelSide | None
-    good: WheelSide | None
-    why: str = ""
-
-    @property
-    def holds(self) -> bool:
-        return (
-            self.bad is not None
-            and self.good is not None
-            and self.bad.verdict.status == _red(self.entry.rule)
-            and self.bad.verdict.rule == self.entry.rule
-            and self.good.verdict.status == "equal"
-        )
-
-    @property
-    def exit_code(self) -> int:
-        if self.holds:
-            return EXIT_EQUAL
-        sides = (self.bad, self.good)
-        return EXIT_UNKNOWN if any(side is None or side.verdict.status == "unknown" for side in sides) else EXIT_DIVERGED
-
-
 def prove_on_wheels(
     entries: Sequence[Known],
     runs: Path,
     run: RunSpec = DEFAULT_RUN,
     tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[WheelProof]:
+) -> Iterator[Proof]:
     """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
-    wanted = {release for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
-    found: dict[tuple[str, str], WheelSide] = {}
-    failed: dict[tuple[str, str], str] = {}
+    matrix, fixed = Matrix(), [entry for entry in entries if entry.fixed]
+    wanted = {release for entry in fixed if entry.last_bad for release in (entry.last_bad, entry.fixed)}
+    found: dict[tuple[str, str], Cell] = {}
     for name, host in hosts([name for name in releases() if name in wanted]):
-        asked = [entry for entry in entries if entry.last_bad and name in (entry.last_bad, entry.fixed)]
-        tell(f"SGLang {name}: {', '.join(entry.id for entry in asked)}")
-        for entry in asked:
-            try:
-                found[entry.id, name] = _on_wheel(entry, name, host, runs, run)
-            except EagletwinError as error:
-                failed[entry.id, name] = f"{name}: {error.cause}"
-    for entry in entries:
-        if entry.fixed:
-            sides = [(entry.id, entry.last_bad), (entry.id, entry.fixed)]
-            why = entry.hidden or "; ".join(failed[side] for side in sides if side in failed)
-            yield WheelProof(entry, found.get(sides[0]), found.get(sides[1]), why)
+        chosen = [entry for entry in fixed if entry.last_bad and name in (entry.last_bad, entry.fixed)]
+        tell(f"SGLang {name}: {', '.join(entry.id for entry in chosen)}")
+        for entry in chosen:
+            found[entry.id, name] = matrix.ask(host, _on_wheel(entry, name, runs, run))
+    for entry in fixed:
+        hidden = refused(InputError(entry.hidden, consequence="", remedy=""))
+        green, red = (found.get((entry.id, release), hidden) for release in (entry.fixed, entry.last_bad))
+        yield Proof(entry, green, red, wheels=True)
 
 
-def _on_wheel(entry: Known, release: str, host: Host | NotFetched, runs: Path, run: RunSpec) -> WheelSide:
-    if isinstance(host, NotFetched):
-        raise host
-    if isinstance(entry, Probe):
-        verdict = ask(entry, host)
-        return WheelSide(verdict, probe_text(entry, verdict, host.version))
+def _on_wheel(entry: Known, release: str, runs: Path, run: RunSpec) -> Question:
+    name = f"{entry.id}-on-{release}"
+    if not isinstance(entry, Entry):
+        return Question(what=entry, name=name, out=runs)
     changes = (entry.by_hand if release == entry.last_bad else None, entry.beside.get(release))
     patches = tuple(patch for patch in changes if patch is not None)
     again = run.command("prove", "--releases", entry.id) if patches else replace(run, sglang=release).command("check", entry.id)
-    engine = host.engine(entry.case, patches, run.kernels)
-    folder = new_run_folder(runs, f"{entry.id}-on-{release}")
-    outcome = check(engine, entry.case, folder, run, again=again)
-    write_run(outcome)
-    return WheelSide(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n", folder)
+    return Question(what=entry.case, name=name, out=runs, run=replace(run, patches=patches), again=again)

@@ -10,7 +10,6 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import on_a_cpu
 from eagletwin.harness.commands.gpu.in_model import InModel, ModelCell, asked_of, without_running
 from eagletwin.harness.commands.prove.in_model import ProofInModel, prove_in_model
-from eagletwin.harness.commands.prove.proof import NoProof
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host
 
@@ -43,9 +42,10 @@ def survey(
 
 def _answer(entry: Entry, result: ProofInModel) -> ModelCell:
     proof, asked = result.proof, asked_of(entry)
-    if isinstance(proof, NoProof):
-        return ModelCell(asked=asked, status="not run", why=" ".join(proof.error.cause.split()))
+    if proof.errors:
+        return ModelCell(asked=asked, status="not run", why=" ".join(proof.why.split()))
     if proof.holds:
+        assert isinstance(proof.entry, Entry)
         rule, attempt = proof.red.verdict.rule, attempt_of(entry, proof.entry.case)
         return ModelCell(asked=asked, status="proven", rule=rule, attempt=attempt, beside=result.beside)
     sides = [

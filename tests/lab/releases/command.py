@@ -12,7 +12,7 @@ import typer
 
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.cases.ledger import with_probes
-from eagletwin.harness.commands.info import chosen
+from eagletwin.harness.commands.info import named_releases
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import count, progress
 
@@ -56,7 +56,7 @@ def releases(
     wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
     folder, cases = write or (Path("build/records") / model if model else Path("docs/records")), common_cases(model)
     with progress("measurements") as line:
-        found = fill(folder, chosen(names), ledger, wanted, cases, again=again, say=telling(line))
+        found = fill(folder, named_releases(names), ledger, wanted, cases, again=again, say=telling(line))
     right = right_output(cases)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text(page(found, ledger, right, model), encoding="utf-8")

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.harness.check.confirm import check
-from eagletwin.harness.check.function_calls import ask
+from eagletwin.harness.commands.matrix import Matrix, Question
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply
 from eagletwin.harness.engines.provision import NotFetched
 
 from .results import Cell, Measured, Output
 
 LIMITS = Limits(step=60.0, case=300.0)
+_CELL = "cell"  # the run folder of a cell, which is removed
 _PLACE = re.compile(r"/\S*?/(?=sglang/)|(?<=\.py):\d+(?= in |, and )")
 
 
@@ -95,13 +95,18 @@ def measure(
 
 def _cell(host: Host, entry: Known, release: str) -> Cell:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-        try:
-            verdict = _verdict(host, entry, release, Path(scratch))
-        except PatchDoesNotApply:
-            why = f"{_beside(entry, release)[0].name}, which mends what would show first, does not apply to this release"
+        what, patches = (entry, ()) if isinstance(entry, Probe) else (entry.case, _beside(entry, release))
+        if isinstance(entry, Entry):
+            host = host.beside(mode=on_a_cpu(entry))
+        view = entry.red.view if isinstance(entry, Entry) else DECLARED_VIEW
+        run = RunSpec(mode=host.mode, view=view, limits=LIMITS, patches=patches)
+        answer = Matrix().ask(host, Question(what=what, name=_CELL, out=Path(scratch), run=run))
+        error, verdict = answer.error, answer.verdict
+        if isinstance(error, PatchDoesNotApply):
+            why = f"{patches[0].name}, which mends what would show first, does not apply to this release"
             return Cell(asked=asked_of(entry), status="cannot tell", why=why)
-        except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
-            why = _without_places(f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, ""))
+        if error is not None:  # it does not start, it refuses the configuration, or the harness failed on it
+            why = _without_places(f"{error.cause}{_last_words(Path(scratch) / _CELL)}".replace(scratch, ""))
             asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
             return Cell(asked=asked, status="cannot tell", why=why)
     return may_be_of_what_is_mended(entry, release, cell_of(entry, verdict), verdict.reason)
@@ -114,14 +119,6 @@ def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str
         return cell
     why = f"{cell.rule}: {reason}, beside {beside[0].name}, which may be what ends the worker of this release"
     return Cell(asked=cell.asked, status="cannot tell", rule=cell.rule, why=_without_places(why))
-
-
-def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
-    if isinstance(entry, Probe):
-        return ask(entry, host)
-    host = host.beside(mode=on_a_cpu(entry))
-    run = RunSpec(mode=host.mode, view=entry.red.view, limits=LIMITS)
-    return check(host.engine(entry.case, _beside(entry, release)), entry.case, scratch, run).verdict
 
 
 def _beside(entry: Known, release: str) -> tuple[Patch, ...]:

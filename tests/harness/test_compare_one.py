@@ -1,23 +1,31 @@
-"""What `eagletwin ci` makes of the ledger and its searches: exit code, summary, annotations. No engine."""
+"""What `compare` makes of one SGLang, the ledger and its searches: exit code, summary, annotations. No engine."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import error
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.ci.base import base_of_job
-from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
-from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch
-from eagletwin.harness.commands.ci.standing import Stand, Standing, _stand_of, decide
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
-from eagletwin.harness.commands.compare.questions import Question
+from eagletwin.harness.commands.compare.one import base_of, decide, stand_of
+from eagletwin.harness.commands.compare.one_report import (
+    FamilyFinding,
+    FamilySearch,
+    OneJob,
+    Stand,
+    Standing,
+    annotations_of,
+    facts_of,
+    markdown_of,
+    text_of,
+)
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
@@ -29,7 +37,7 @@ HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
 
 def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
     entry = LEDGER[bug]
-    return Standing(Question(bug, entry.case, entry.red.view, entry), stand, line, f"eagletwin check {bug}")
+    return Standing(bug, entry.title, stand, line, f"eagletwin check {bug}", view=entry.red.view)
 
 
 def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
@@ -37,24 +45,25 @@ def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
     return FamilySearch("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
 
 
-def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), failed: str = "", interrupted: bool = False) -> OneJob:
+def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), **more: Any) -> OneJob:
     return OneJob(
         sglang="tree",
         version="1a2b3c4d5e",
-        standings=standings,
-        searches=searches,
-        folder=Path("runs/ci"),
-        command="eagletwin ci",
+        standings=list(standings),
+        searches=list(searches),
+        folder="runs/compare",
+        command="eagletwin compare",
         seconds=1.0,
-        failed=failed,
-        interrupted=interrupted,
+        **more,
     )
 
 
-def changed(one: Standing, *, ran: bool) -> Standing:
-    """On a tree in which one function was changed."""
-    function = "sglang.srt.speculative.eagle_utils.f"
-    return replace(one, differs=Differs(base="0.5.23", functions=(function,), ran=(function,) * ran))
+def changed(*ran: bool) -> Changes:
+    """What entries ran of a tree in which one function was changed."""
+    function, changes = "sglang.srt.speculative.eagle_utils.f", Changes()
+    for each in ran:
+        changes.add(Differs(base="0.5.23", functions=(function,), ran=(function,) * each))
+    return changes
 
 
 NEWS, KNOWN, CRASH = ("diverged", ""), ("diverged", "row-overflow"), ("unknown", "")
@@ -65,8 +74,8 @@ JOBS: dict[str, tuple[OneJob, int]] = {
     "a search finds nothing": (job(searches=(searched(0),)), 0),
     "a fixed bug shows": (job(standing("lacks"), standing("unknown")), 1),
     "a case of the ledger is wrong in another way": (job(standing("holds"), standing("wrong")), 1),
-    "nothing ran of what was changed": (job(changed(standing("holds"), ran=False)), 125),
-    "something ran of what was changed": (job(changed(standing("holds"), ran=False), changed(standing("holds"), ran=True)), 0),
+    "nothing ran of what was changed": (job(standing("holds"), entries=changed(False)), 125),
+    "something ran of what was changed": (job(standing("holds"), standing("holds"), entries=changed(False, True)), 0),
     "a search finds a wrong number": (job(standing("holds"), searches=(searched(1, NEWS),)), 1),
     "a search finds a known bug and another": (job(searches=(searched(1, KNOWN, NEWS),)), 1),
     "a search ends at a known bug": (job(searches=(searched(1, KNOWN),)), 125),
@@ -108,10 +117,8 @@ def test_a_case_that_is_wrong_in_another_way_blames_no_fix() -> None:
     [line] = annotations_of(one)
     assert line.startswith("::error title=eagletwin%3A the case of 26329 is wrong::")
     assert "chunked-prefill" not in line
-    entry = LEDGER["26329"]
-    question = Question(entry.id, entry.case, entry.red.view, entry)
     for rule, stand in (("draft.input_ids", "lacks"), ("draft.hidden_in", "wrong")):
-        assert _stand_of(question, SideResult("broken", "", Signature(rule=rule))) == stand
+        assert stand_of(LEDGER["26329"], SideResult("broken", "", Signature(rule=rule))) == stand
 
 
 def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
@@ -125,14 +132,14 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
         ("--remedy", "8409"),
         ("sglang.m.f",),
     )
-    search = FamilySearch("", "1 FOUND", 1, 12, (found,), ("8409",), Path("/a/path"), left_out=("trees (--only trees)",))
+    search = FamilySearch("", "1 FOUND", 1, 12, (found,), ("8409",), "/a/path", left_out=("trees (--only trees)",))
     standings = [standing("live", "a crash", bug) for bug in ("8409", "row-overflow")]
     one = replace(
         job(*standings, searches=(search,)),
         base="0.5.23",
-        command="eagletwin ci --sglang /a/tree --base /a/base",
+        command="eagletwin compare /a/tree --base /a/base",
         run=RunSpec(sglang="TREE"),
-        again="eagletwin ci --base BASE --sglang TREE",
+        again="eagletwin compare TREE --base BASE",
     )
     text = markdown_of(one)
     lines = text.splitlines()
@@ -164,16 +171,16 @@ def test_the_base_of_a_job_is_a_release_a_folder_or_a_revision_of_the_checkout(t
     (checkout / "sglang" / "m.py").write_text("new\n")
     git(tmp_path / "repository", "commit", "-qam", "the change")
     for base in ("", "0.5.20", str(tmp_path)):
-        with base_of_job(base, str(checkout)) as there:
+        with base_of(base, str(checkout)) as there:
             assert there == base
-    with base_of_job("HEAD^", str(checkout)) as there:
+    with base_of("HEAD^", str(checkout)) as there:
         assert (Path(there) / "sglang" / "m.py").read_text() == "old\n"
         assert (checkout / "sglang" / "m.py").read_text() == "new\n"
     assert not Path(there).exists()
     assert len(git(tmp_path / "repository", "worktree", "list").splitlines()) == 1
-    with pytest.raises(InputError, match="has no commit 'nothing'"), base_of_job("nothing", str(checkout)):
+    with pytest.raises(InputError, match="has no commit 'nothing'"), base_of("nothing", str(checkout)):
         pass
-    with pytest.raises(InputError, match="--base HEAD is neither a release nor a folder"), base_of_job("HEAD", "0.5.23"):
+    with pytest.raises(InputError, match="--base HEAD is neither a release nor a folder"), base_of("HEAD", "0.5.23"):
         pass
 
 
@@ -184,10 +191,10 @@ def test_a_base_that_differs_in_too_much_is_said_to() -> None:
 
 
 def test_what_was_changed_is_said_with_what_ran_of_it() -> None:
-    one = job(changed(standing("holds"), ran=True), changed(standing("holds"), ran=False))
+    one = job(standing("holds"), standing("holds"), entries=changed(True, False))
     assert "eagle_utils.f in 1 of 2 cases" in text_of(one)
     assert "eagle_utils.f in 1 of 2 cases" in markdown_of(one)
-    silent = job(changed(standing("holds"), ran=False))
+    silent = job(standing("holds"), entries=changed(False))
     assert "No case ran any of that, so this job says nothing about it." in text_of(silent)
     assert "says nothing about it" in " ".join(facts_of(silent)["changes"])
     assert "is not known" in text_of(job(standing("holds")))  # a tree whose changes are all committed
@@ -215,22 +222,20 @@ def test_an_annotation_is_escaped_as_github_reads_it() -> None:
 )
 def test_a_known_bug_is_live_where_it_shows_as_itself(bug: str, version: str, shown: str, stand: Stand) -> None:
     said = SideResult("broken", shown, Signature(rule=shown)) if shown else EQUAL
-    entry = LEDGER[bug]
-    one = decide(Question(bug, entry.case, entry.red.view, entry), said, version, "eagletwin check")
+    one = decide(LEDGER[bug], said, version, "eagletwin check")
     assert one is not None
     assert one.stand == stand
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.23+dirty.1", "1a2b3c4d5e", "tree-1"])
 def test_a_fixed_bug_that_shows_is_to_be_confirmed(version: str) -> None:
-    entry, said = LEDGER["26329"], SideResult("broken", "", Signature(rule="draft.input_ids"))
-    assert decide(Question(entry.id, entry.case, entry.red.view, entry), said, version, "") is None
+    assert decide(LEDGER["26329"], SideResult("broken", "", Signature(rule="draft.input_ids")), version, "") is None
 
 
 def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"--history .* cannot be written"):
-        typed(["ci", "--ledger", "26329", "--minutes", "0", "--history", str(tmp_path / "file" / "h.jsonl")])
+        typed(["compare", "--ledger", "26329", "--minutes", "0", "--history", str(tmp_path / "file" / "h.jsonl")])
 
 
 def test_a_job_that_was_ended_says_so() -> None:

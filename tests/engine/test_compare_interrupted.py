@@ -2,15 +2,16 @@
 
 import json
 import re
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.ci import searching
+from eagletwin.harness.commands.compare import one, one_report
 from eagletwin.harness.commands.fuzz import looking
+from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.shrinking import Shrinking
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
@@ -28,10 +29,11 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
         return seen(*arguments)
 
     monkeypatch.setattr(looking, "_seen", ended)
-    monkeypatch.setattr(searching, "SearchOptions", partial(SearchOptions, processes=1))
+    monkeypatch.setattr(one, "search", lambda options: search(replace(options, processes=1)))
     summary = tmp_path / "summary.md"
+    words = ("--ledger", "none", "--minutes", "2", "--seed", "3", "--summary", str(summary), "--out", str(tmp_path))
     with pytest.raises(AlreadyReported) as end:
-        typed(["ci", "--ledger", "none", "--minutes", "2", "--seed", "3", "--summary", str(summary), "--out", str(tmp_path)])
+        typed(["compare", *words])
     assert end.value.exit_code == EXIT_INTERRUPTED
     found = re.search(
         r"  search   everything: (INTERRUPTED, CANNOT TELL  .* 1 configuration, seed 3)\n", capsys.readouterr().out
@@ -41,11 +43,11 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     assert " of 2 cases equal" in said
     text = summary.read_text(encoding="utf-8")
     assert f"Search of everything: {' '.join(said.split())}." in text
-    assert text.endswith("Again: `eagletwin ci --minutes 2 --seed 3 --ledger none`\n\n")
-    facts = json.loads((tmp_path / "ci" / "ci.json").read_bytes())
-    [search] = facts["searched"]
-    assert (facts["interrupted"], search["cases"], search["exit_code"]) == (True, 2, 125)
-    assert said in (tmp_path / "ci" / "report.html").read_text(encoding="utf-8")
+    assert text.endswith("Again: `eagletwin compare --minutes 2 --seed 3 --ledger none`\n\n")
+    facts = json.loads((tmp_path / "compare" / "ci.json").read_bytes())
+    [searched] = facts["searches"]
+    assert (facts["interrupted"], searched["cases"], searched["exit_code"]) == (True, 2, 125)
+    assert said in (tmp_path / "compare" / "report.html").read_text(encoding="utf-8")
 
 
 def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
@@ -57,9 +59,9 @@ def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
     monkeypatch.setattr(Shrinking, "shrink", ended)
     with pytest.raises(AlreadyReported):
         typed(["fuzz", "--revert", "25015", "--model", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
-    search = searching.search_so_far("llama-tiny", 3, tmp_path)
-    [found] = search.findings
-    assert (found.status, found.known, search.exit_code) == (searching.UNCONFIRMED, "", 125)
+    found_so_far = one.search_so_far(SearchOptions(model="llama-tiny", seed=3, out=tmp_path))
+    [found] = found_so_far.findings
+    assert (found.status, found.known, found_so_far.exit_code) == (one_report.UNCONFIRMED, "", 125)
     assert (Path(found.folder) / "case.json").is_file()
     page = (tmp_path / "fuzz-3" / "report.html").read_text(encoding="utf-8")
     assert "nothing was confirmed" in page

@@ -4,18 +4,30 @@ Not the judge: nothing here says which of the two is right. Records are matched 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from msgspec.structs import replace as changed
 from torch import Tensor
 
+from eagletwin.harness.check.confirm import Outcome, brief
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import Watch, doubts_of
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.records import Key
-from eagletwin.harness.core.terminal import count
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.terminal import count, show
 from eagletwin.harness.core.trace import Trace, on_host
+from eagletwin.harness.engines.source import Source, TooMany, between
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.harness.judge.distances import Distances
 from eagletwin.harness.judge.model import model_of
+
+from ..as_json import tell_result
+from ..matrix import Matrix, Question, hosts_of
+from ..options import tell
+from ..result import DifferenceFacts, DiffFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +185,104 @@ def comparison_text(result: Comparison, lines: int) -> str:
 def _presence(where: str, left: bool, right: bool) -> TensorDifference:
     left_word, right_word = ("recorded" if there else "absent" for there in (left, right))
     return TensorDifference(where, left_word, right_word, bits=False)
+
+
+def compare_runs(left: str, right: str, lines: int) -> int:
+    """Compare two run folders number for number. Raises InputError."""
+    from eagletwin.harness.families.traces import strangers_trace
+
+    return _report([strangers_trace(Path(left)), strangers_trace(Path(right))], (left, right), lines)
+
+
+def compare_case(
+    case: Case, sglangs: tuple[str, str], sources: tuple[Source, Source], lines: int, folder: Path, run: RunSpec
+) -> int:
+    """Run a case on two SGLangs, such as a pull request and its base, and compare what they recorded.
+
+    Each engine watches the functions in which its SGLang differs from the other, by content: a branch whose changes are
+    committed is looked at like one that is dirty.
+    """
+    matrix, outcomes = Matrix(), list[Outcome]()
+    with hosts_of(sources, run.mode, watches(sources) or (None, None)) as hosts:
+        for side, host, sglang in zip(("left", "right"), hosts, sglangs, strict=True):
+            question = Question(what=case, name=side, out=folder, run=changed(run, sglang=sglang))
+            answer = matrix.ask(host, question)
+            if (outcome := answer.run) is None:
+                print(f"UNKNOWN  {case.name} on SGLang {sglang}\n\n  {answer.error}\n\n  folder: {folder}")
+                return EXIT_UNKNOWN
+            outcomes.append(outcome)
+    left, right = (_line(outcome) for outcome in outcomes)
+    return _report([outcome.trace for outcome in outcomes], (left, right), lines)
+
+
+def _line(outcome: Outcome) -> str:
+    """How the run ended, on one line."""
+    verdict = outcome.verdict
+    word = "" if verdict.status == "equal" else f" {brief(verdict)}"
+    return f"SGLang {outcome.trace.header.engine.version}: {verdict.status}{word} ({outcome.folder})"
+
+
+def watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None] | None:
+    """What each engine looks for: in what it differs from the other; two None: in what it differs from what it was made from,
+    since both are releases, or differ in too much. None alone: no file differs."""
+    if all(source.difference is None and not source.tree for source in sources):
+        return None, None  # two releases
+    try:
+        return between(*sources)
+    except TooMany as error:
+        tell(f"{error}, more than are listed: which of their functions run is looked at in each tree by itself")
+        return None, None
+
+
+def _report(traces: list[Trace], sides: tuple[str, str], lines: int) -> int:
+    result = diff(*traces)
+    print(f"left:  {sides[0]}\nright: {sides[1]}")
+    print(comparison_text(result, lines))
+    changes = _changes(traces, lines)
+    if changes:
+        print(changes)
+    differences = [DifferenceFacts(where=one.where, left=one.left, right=one.right) for one in result.differences]
+    tell_result(DiffFacts(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
+    return _exit_code(result, traces)
+
+
+def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
+    """What the comparison says, where it says anything; else why it does not, printed."""
+    if any(one.header.ending.kind != "finished" for trace in traces for one in trace.processes):
+        print("One of the two runs did not finish: what is the same until then says nothing about the rest.")
+        return EXIT_UNKNOWN
+    if result.same and not result.compared:
+        print("Nothing was compared: neither trace holds a number.")
+        return EXIT_UNKNOWN
+    doubts = _doubts(traces)
+    if result.same and doubts:
+        show("\n".join(f"That says nothing about a change: {doubt}." for doubt in doubts))
+        return EXIT_UNKNOWN
+    return EXIT_EQUAL if result.same else EXIT_DIVERGED
+
+
+def _doubts(traces: "list[Trace]") -> list[str]:
+    """Why two traces that are the same say nothing about what differs between the two SGLangs; [] if they do."""
+    if traces[0].header.engine.version == traces[1].header.engine.version:
+        return []
+    return doubts_of([trace.differs for trace in traces if trace.differs is not None], mutual=_mutual(traces))
+
+
+def _mutual(traces: "list[Trace]") -> bool:
+    """Whether each trace says in what its SGLang differs from the other's."""
+    bases = [trace.differs.base if trace.differs is not None else "" for trace in traces]
+    return bases == [trace.header.engine.version for trace in reversed(traces)]
+
+
+def _changes(traces: "list[Trace]", lines: int) -> str:
+    """The functions in which the two SGLangs differ, run and not run, `lines` of each; "" if they were not compared."""
+    if not _mutual(traces):
+        return ""
+    text = ["The two SGLangs differ, file by file:"]
+    for side, trace in zip(("left:  ", "right: "), traces, strict=True):
+        assert trace.differs is not None
+        listed = trace.differs.listed(shown=lines, gone="Only in the other") or [
+            "Nothing but comments, documentation, and what the other has alone."
+        ]
+        text += [f"  {side if number == 0 else '       '}{line}" for number, line in enumerate(listed)]
+    return "\n".join(text)

@@ -1,25 +1,33 @@
-"""What a CI job says: its exit code, and the same as text, Markdown, annotations and a line of a history."""
+"""What a comparison of one SGLang with the ledger says: exit code, text, Markdown, annotations, a line of a history, a page."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace as changed
 
 from eagletwin import __version__
 from eagletwin.harness.check.argument import error
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import count
-from eagletwin.harness.page.render import NAME
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, write_page
 
-from ..compare.markdown import case_lines, code, folded, plain
-from .searching import FamilyFinding, FamilySearch
-from .standing import WORSE, Stand, Standing
+from ..page_facts import page_beside, read_facts, row
+from .markdown import case_lines, code, folded, plain
 
-_MOST_ROWS = 60
+JOB = "ci.json"
+UNCONFIRMED = "unconfirmed"  # the search was ended while it made the case smaller
+# holds: a fixed bug does not show; lacks: it does; wrong: its case is wrong by another rule than the bug breaks; live: a bug
+# that no release has fixed shows by its own rule, or a fixed one in a release that is known to have it; gone: such a bug does
+# not show.
+Stand = Literal["holds", "lacks", "wrong", "live", "gone", "unknown"]
+WORSE: tuple[Stand, ...] = ("lacks", "wrong")
 MEANING: dict[Stand, str] = {
     "lacks": "a fixed bug shows",
     "wrong": "a fixed bug's case is wrong by another rule than the bug's, so it may be any other",
@@ -30,27 +38,95 @@ MEANING: dict[Stand, str] = {
 }
 _TITLES: dict[Stand, str] = {"lacks": "{} shows", "wrong": "the case of {} is wrong"}
 _HEADLINE = {EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "wrong numbers", EXIT_UNKNOWN: "cannot tell"}
+_KINDS: dict[str, str] = {"lacks": "wrong", "wrong": "wrong", "unknown": "doubt", "holds": "right", "live": "wrong", "gone": ""}
+_MOST_ROWS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneJob:
-    """A job that is over, or was interrupted.
+class Standing(Struct, frozen=True):
+    """An entry of the ledger on this SGLang. folder: the run folder, of what is wrong."""
+
+    id: str
+    title: str
+    stand: Stand
+    line: str = ""
+    again: str = ""
+    folder: str = ""
+    view: View = DECLARED_VIEW
+
+    @property
+    def counts(self) -> bool:
+        """Whether the result rests on it: what is known to be broken decides nothing."""
+        return self.stand in (*WORSE, "unknown")
+
+
+class FamilyFinding(Struct, frozen=True):
+    """A finding of a search.
+
+    line    rule, stage, exception; place: the first wrong number
+    status  of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be
+    case    the smallest; changes: the options that it runs with; ran: changed functions that it called
+    """
+
+    line: str
+    status: str
+    folder: str
+    known: str
+    place: str = ""
+    case: Case | None = None
+    changes: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+
+
+class FamilySearch(Struct):
+    """What came of one search.
+
+    said       its headline, or why it did not run
+    exit_code  as fuzz has it; but a finding whose smallest case may be a known bug is no news
+    past       known bugs that explain what its cases showed; left_out: what it did not look at
+    folder     its run folder, if it ran
+    changes    what was changed in the SGLang, and how many cases ran it
+    """
+
+    family: str
+    said: str
+    exit_code: int
+    cases: int = 0
+    findings: tuple[FamilyFinding, ...] = ()
+    past: tuple[str, ...] = ()
+    folder: str = ""
+    changes: Changes = field(default_factory=Changes)
+    left_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        news = any(found.status == "diverged" and not found.known for found in self.findings)
+        if self.exit_code == EXIT_DIVERGED and not news:
+            self.exit_code = EXIT_UNKNOWN
+
+    @property
+    def called(self) -> str:
+        return self.family or "everything"
+
+
+class OneJob(Struct, kw_only=True):
+    """A comparison of one SGLang, filled while it goes on.
 
     base    what the SGLang is a change of, as traces call it; "": none was named
     run     how it was run, and again: the command, both without a path of this machine
     failed  why nothing ran
+    entries what was changed in the SGLang, and how many entries ran it
     """
 
     sglang: str
     version: str
+    folder: str
+    command: str
     base: str = ""
     run: RunSpec = DEFAULT_RUN
     again: str = ""
-    standings: Sequence[Standing]
-    searches: Sequence[FamilySearch]
-    folder: Path
-    command: str
-    seconds: float
+    standings: list[Standing] = []
+    searches: list[FamilySearch] = []
+    entries: Changes = field(default_factory=Changes)
+    seconds: float = 0.0
     failed: str = ""
     interrupted: bool = False
 
@@ -69,10 +145,8 @@ class OneJob:
     def changes(self) -> Changes:
         """What was changed in a tree, and how many cases ran it, entries and generated ones."""
         all_of_them = Changes()
-        for standing in self.standings:
-            all_of_them.add(standing.differs)
-        for search in self.searches:
-            all_of_them.update(search.changes)
+        for changes in (self.entries, *(search.changes for search in self.searches)):
+            all_of_them.update(changes)
         return all_of_them
 
     @property
@@ -108,7 +182,7 @@ def text_of(job: OneJob) -> str:
         lines.append(f"  search   {search.called}: {search.said}")
         lines += [f"           {found.line}{_known(found.known)}; {found.folder}" for found in search.findings]
     lines += ["", *(f"  {line}" for line in job.change_lines)] if job.change_lines else []
-    return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}", f"  page:   {job.folder / NAME}"])
+    return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}", f"  page:   {Path(job.folder) / NAME}"])
 
 
 def _first(job: OneJob) -> list[Standing]:
@@ -156,9 +230,8 @@ def _finding(job: OneJob, found: FamilyFinding) -> list[str]:
 
 def _row(job: OneJob, one: Standing) -> str:
     word = f"**{one.stand}**" if one.stand in WORSE else one.stand
-    title = one.question.entry.title if one.question.entry is not None else ""
-    again = changed(job.run, view=one.question.view).command("check", one.id)
-    return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or MEANING[one.stand])} | {code(again)} |"
+    again = changed(job.run, view=one.view).command("check", one.id)
+    return f"| {code(one.id)} | {word} | {plain(one.title)}<br>{plain(one.line or MEANING[one.stand])} | {code(again)} |"
 
 
 def annotations_of(job: OneJob) -> Iterator[str]:
@@ -167,9 +240,8 @@ def annotations_of(job: OneJob) -> Iterator[str]:
         yield error(job.failed, "eagletwin cannot tell")
     for one in job.standings:
         if one.counts:
-            assert one.question.entry is not None
             title = f"eagletwin: {_TITLES.get(one.stand, '{} cannot tell').format(one.id)}"
-            what = MEANING["wrong"] if one.stand == "wrong" else one.question.entry.title
+            what = MEANING["wrong"] if one.stand == "wrong" else one.title
             yield error(f"{what}\n{one.line}\nagain: {one.again}", title)
     if job.changes.doubt:
         yield error(" ".join(job.change_lines), "eagletwin: nothing ran of what was changed")
@@ -181,6 +253,11 @@ def annotations_of(job: OneJob) -> Iterator[str]:
 
 def facts_of(job: OneJob) -> dict[str, Any]:
     """A line of the history."""
+    searches = []
+    for one in job.searches:
+        findings = [{"line": each.line, "status": each.status, "known": each.known} for each in one.findings]
+        facts = {"family": one.family, "exit_code": one.exit_code, "cases": one.cases, "past": list(one.past)}
+        searches.append(facts | {"findings": findings})
     return {
         "schema": 1,
         "eagletwin": __version__,
@@ -194,14 +271,72 @@ def facts_of(job: OneJob) -> dict[str, Any]:
         "not_seen": job.changes.headline,
         "changes": job.change_lines,
         "ledger": {stand: [one.id for one in job.of(stand)] for stand in get_args(Stand)},
-        "searches": [
-            {
-                "family": one.family,
-                "exit_code": one.exit_code,
-                "cases": one.cases,
-                "past": list(one.past),
-                "findings": [{"line": each.line, "status": each.status, "known": each.known} for each in one.findings],
-            }
-            for one in job.searches
-        ],
+        "searches": searches,
     }
+
+
+class _Kept(Struct):
+    """ci.json, as far as a page shows it: beside a line of the history."""
+
+    job: OneJob
+
+
+def keep_job(job: OneJob) -> None:
+    """Write ci.json and the page into the run folder."""
+    folder = Path(job.folder)
+    (folder / JOB).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(job) | {"job": job})) + b"\n")
+    write_page(folder, lambda: job_page(folder))
+
+
+def job_page(folder: Path) -> Page:
+    """The page of the run folder of a comparison with the ledger. Raises InputError for a record that cannot be read."""
+    job = read_facts(folder / JOB, _Kept, "the run folder of `eagletwin compare`").job
+    facts = [("SGLang", job.version), ("time", f"{job.seconds:.1f} s")]
+    facts += [(f"{stand}: {MEANING[stand]}", count(len(job.of(stand)), "bug")) for stand in get_args(Stand) if job.of(stand)]
+    reasons = [job.failed, f"{job.changes.headline}." if job.changes.headline else ""]
+    reasons += ["It was ended before it was done."] * job.interrupted
+    changes = [PageSection(heading="What was changed in this tree", lines=tuple(job.change_lines))] if job.change_lines else []
+    return Page(
+        title=f"SGLang {job.version} against the ledger",
+        status={EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "diverged"}.get(job.exit_code, "unknown"),
+        headline=job.headline,
+        facts=tuple(facts),
+        reason=" ".join(filter(None, reasons)),
+        sections=(*_ledger(folder, job), *_searches(folder, job), *changes),
+        again=(job.command,),
+        files=tuple(name for name in (JOB, "summary.md") if (folder / name).is_file()),
+    )
+
+
+def _ledger(folder: Path, job: OneJob) -> list[PageSection]:
+    order = get_args(Stand)
+    rows = []
+    for each in sorted(job.standings, key=lambda each: (not each.counts, order.index(each.stand))):
+        bug = TableCell(each.id, href=page_beside(folder, job.folder, each.folder))
+        stand = TableCell(each.stand, _KINDS[each.stand])
+        rows.append(row(bug, each.title, stand, each.line or MEANING[each.stand], each.again, tags=(each.stand,)))
+    table = Table(
+        caption="Entries of the ledger",
+        header=("entry", "bug", "stand", "what", "again"),
+        rows=tuple(rows),
+        filters=(("Stand", tuple(stand for stand in order if job.of(stand))),),
+        searched=True,
+    )
+    return [PageSection(heading="The ledger", tables=(table,))] if rows else []
+
+
+def _searches(folder: Path, job: OneJob) -> list[PageSection]:
+    rows, found = [], []
+    for search in job.searches:
+        word = {EXIT_EQUAL: "right", EXIT_DIVERGED: "wrong"}.get(search.exit_code, "doubt")
+        name = TableCell(search.called, href=page_beside(folder, job.folder, search.folder))
+        rows.append(row(name, str(search.cases), TableCell(search.said, word), ", ".join(search.past)))
+        for each in search.findings:
+            kind = "wrong" if each.status == "diverged" else "doubt"
+            what = TableCell(each.line, kind, page_beside(folder, job.folder, each.folder))
+            found.append(row(what, search.called, each.known or "new"))
+    tables = [Table(caption="Searches", header=("search", "cases", "result", "past"), rows=tuple(rows))]
+    if found:
+        columns = ("what", "search", "known as")
+        tables.append(Table(caption="Findings of the searches", header=columns, rows=tuple(found), searched=True))
+    return [PageSection(heading="Searches", tables=tuple(tables))] if rows else []

@@ -1,39 +1,60 @@
-"""Runs a case on HEAD and on BASE, and makes sure of what changed.
+"""Two SGLangs: runs a case on HEAD and on BASE, makes sure of what changed, and sums it all up.
 
 A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone, on each. The
 first case that is newly broken in its way (groups.Breakage) runs in three fresh forks of HEAD, in a run folder of its own.
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.base import Base
-from eagletwin.harness.check.confirm import brief, confirm
+from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
-from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.differs import Changes, Differs, runs_no_change
-from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.differs import Changes, Differs, doubts_of, runs_no_change
+from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
+from eagletwin.harness.core.terminal import Line, count, progress
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.page.run import write_run
+from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.page.render import write_page
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.plan import Plan
 from ..fuzz.shrinking import Shrinking, Teller
+from ..fuzz.steering import Steering
 from ..fuzz.tally import Tally
-from .accepted import RoundsOfBoth, count_rounds
-from .example import MINIMAL, Example, example_of
-from .groups import EQUAL, Answered, Breakage, SideResult, group_of
-from .questions import Question
+from ..matrix import Matrix, Question, hosts_of
+from ..options import tell
+from .groups import (
+    EQUAL,
+    MINIMAL,
+    Answered,
+    Breakage,
+    Example,
+    Result,
+    RoundsOfBoth,
+    SharedCase,
+    SideResult,
+    breakages,
+    count_rounds,
+    example_of,
+    group_of,
+)
+from .numbers import watches
+from .report import RECORD, SIDES, Comparing, comparison_page, facts_of
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -92,6 +113,7 @@ class _Kept:
 class Sides:
     """Both sides of a comparison.
 
+    every    whether all entries run on both, also where the code says what comes out
     plan     of a search on HEAD; mutual: whether each side is compared with the other, file by file
     changes  what of the difference ran on each; accepted: tokens a round, by configuration; tally: of the generated cases
     """
@@ -102,6 +124,7 @@ class Sides:
     folder: Path
     plan: Plan
     mutual: bool = False
+    every: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
     accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -114,7 +137,13 @@ class Sides:
         self._mends = Mends(self.hosts[BASE], base), Mends(self.hosts[HEAD], head)
         self._mends[HEAD].base = Base(self.hosts[BASE], base)
 
-    def ask(self, question: Question) -> Answered:
+    def believes(self, question: SharedCase) -> bool:
+        """Whether an entry need not run: a live bug, and on both sides the code that its candidate fix edits is that of the
+        newest release, where the tests prove it."""
+        entry = question.entry
+        return entry is not None and not self.every and all(mends.as_proven(entry, question.view) for mends in self._mends)
+
+    def ask(self, question: SharedCase) -> Answered:
         """An entry of the ledger, alone on each side as `check` has it. Raises HarnessError."""
         head, trial = self._look(HEAD, question, alone=True)
         if trial is not None and question.entry is not None:
@@ -138,23 +167,26 @@ class Sides:
     def _unstarted(self, refused: Unstarted, block: Block) -> Iterator[Answered]:
         self.tally.refuse(refused)
         if not refused.ours:
-            question = Question(f"{refused.probe.model}-{block.number}", refused.probe)
+            question = SharedCase(f"{refused.probe.model}-{block.number}", refused.probe)
             yield self._answer(question, SideResult("unknown", _one_line(refused.why)), None, None)
 
     def _generated(self, seen: CaseSeen, block: Block | None, name: str) -> Answered:
         self.tally.add(seen)
         self.changes[HEAD].add(seen.differs)
-        question = Question(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
+        question = SharedCase(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
         return self._answer(question, _said_by_seen(seen), seen.differs, seen)
 
     def _answer(
-        self, question: Question, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
+        self, question: SharedCase, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
     ) -> Answered:
         """The same with what BASE makes of it, confirmed where the two differ."""
         reached = ran_some(differs)
         if self.mutual and runs_as_base(differs) and (head == EQUAL or self._is_live(question, head)):
             known = "" if head == EQUAL or question.entry is None else question.entry.id
             return Answered(question, head, head, known, reached=reached)
+        entry = question.entry
+        if entry is not None and not self.every and head == EQUAL and self._mends[BASE].right_as_proven(entry):
+            return Answered(question, EQUAL, head, reached=reached, believed=True)
         base, trial = self._look(BASE, question, alone=question.entry is not None)
         if trial is not None:
             self.changes[BASE].add(trial.differs)
@@ -180,10 +212,10 @@ class Sides:
             changes.compared += 1
             changes.altered += found.numbers != base.numbers
 
-    def _spec(self, side: int, question: Question) -> RunSpec:
+    def _spec(self, side: int, question: SharedCase) -> RunSpec:
         return self._mends[side].trials(question.mended, question.view).run
 
-    def _command(self, question: Question, side: int, file: Path | None = None) -> str:
+    def _command(self, question: SharedCase, side: int, file: Path | None = None) -> str:
         """What to type to see it on one side. A generated case is written down for it."""
         if question.entry is not None:
             return self._spec(side, question).command("check", question.entry.id)
@@ -193,7 +225,7 @@ class Sides:
             file.write_text(pretty_case(question.case), encoding="utf-8")
         return self._spec(side, question).command("check", file)
 
-    def _look(self, side: int, question: Question, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
+    def _look(self, side: int, question: SharedCase, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
         """What a side says. A remedy of HEAD's bugs may not fit BASE: then BASE runs with those of its own."""
         mends = self._mends[side]
         try:
@@ -208,14 +240,14 @@ class Sides:
             return SideResult("unknown", _one_line(error.cause)), None
         return said_by(trial), trial
 
-    def _again(self, side: int, question: Question, first: SideResult) -> SideResult:
+    def _again(self, side: int, question: SharedCase, first: SideResult) -> SideResult:
         """The same alone; unknown if it comes out otherwise."""
         second, _ = self._look(side, question, alone=True)
         if (second.status, second.signature) == (first.status, first.signature):
             return second
         return SideResult("unknown", _one_line(f"nondeterministic: first {first.text}; alone {second.text}"))
 
-    def _broken(self, question: Question, head: SideResult, found: Trial | CaseSeen) -> Answered:
+    def _broken(self, question: SharedCase, head: SideResult, found: Trial | CaseSeen) -> Answered:
         """Make sure of what is right on BASE and wrong on HEAD: alone on each, and thrice if it is the first of its kind."""
         base = self._again(BASE, question, EQUAL)
         ran = found.differs.ran if found.differs is not None else ()
@@ -231,19 +263,25 @@ class Sides:
                 self._seen[question.name] = changed(found, signature=kept.head.signature)
         return answer
 
-    def _keep(self, question: Question, found: Trial | CaseSeen, folder: Path) -> _Kept:
+    def _keep(self, question: SharedCase, found: Trial | CaseSeen, folder: Path) -> _Kept:
         """Run on HEAD what was found there, in fresh forks, and keep it in a run folder of its own."""
         spec, host = self._spec(HEAD, question), self.hosts[HEAD]
-        folder.mkdir()
         again = self._command(question, HEAD, folder / "case.json")
-        named = changed(spec, finding=str(found.signature or ""))
-        write_script(folder, question.case, named, command=again, source=host.source)
-        try:
-            engine = host.engine(question.case, spec.applied, spec.kernels)
-            outcome = confirm(engine, question.case, found.verdict, found.before, folder, spec, again=again, host=host)
-        except WouldNotStart as error:
-            return _Kept(SideResult("unknown", _one_line(error.cause)), again)
-        write_run(outcome)
+        answer = Matrix().ask(
+            host,
+            Question(
+                what=question.case,
+                name=folder.name,
+                out=folder.parent,
+                run=spec,
+                again=again,
+                script=changed(spec, finding=str(found.signature or "")),
+                found=(found.verdict, found.before),
+                known=True,
+            ),
+        )
+        if (outcome := answer.run) is None:
+            return _Kept(SideResult("unknown", _one_line(answer.verdict.reason)), again)
         head = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
         return _Kept(head, outcome.again or again, outcome.known)
 
@@ -283,13 +321,132 @@ class Sides:
             finding.partial,
         )
 
-    def _is_live(self, question: Question, head: SideResult) -> bool:
+    def _is_live(self, question: SharedCase, head: SideResult) -> bool:
         """Whether HEAD shows no more than the entry's own bug, which its release is known to have."""
         entry = question.entry
         return entry is not None and entry.rule == head.rule and may_have(self.hosts[HEAD].source.called, entry)
 
-    def _known(self, question: Question, head: SideResult) -> str:
+    def _known(self, question: SharedCase, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""
         if question.entry is not None and question.entry.rule == head.rule:
             return question.entry.id
         return may_be(self.hosts[HEAD], question.case, head.rule, self._spec(HEAD, question))
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """What is asked of both sides, and the answers so far.
+
+    names      what was typed for BASE and HEAD; words: the options that a person types
+    questions  entries of the ledger, which come first; plan: of the generated cases
+    every      whether all of these run on both sides, also where the code says what comes out
+    """
+
+    names: tuple[str, str]
+    questions: Sequence[SharedCase]
+    every: bool
+    plan: Plan
+    words: Sequence[str]
+    unreached: Sequence[str]
+    run: RunSpec
+    out: Path
+    _answers: list[Answered] = field(default_factory=list)
+    _believed: list[str] = field(default_factory=list)
+    _examples: dict[Signature, Example] = field(default_factory=dict)
+    _failed: str = ""
+    _sides: Sides | None = None
+
+    def report(self, show: Callable[[Comparing], None]) -> int:
+        """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
+        begun = time.monotonic()
+        draw_from_seeds_alone()
+        sources = resolve(self.names[0]), resolve(self.names[1])
+        watched = watches(sources)
+        folder = new_run_folder(self.out, "compare")
+        mutual, ended = watched is not None and watched[0] is not None, None
+        try:
+            if watched is None or sources[0].called == sources[1].called:
+                self._failed = "BASE and HEAD are the same SGLang, file by file"
+            else:
+                with hosts_of(sources, self.run.mode, watched) as hosts:
+                    self._ask((hosts[0], hosts[1]), folder, mutual=mutual)
+        except KeyboardInterrupt:
+            ended = EXIT_INTERRUPTED
+            raise AlreadyReported(ended) from None
+        except BaseException as error:
+            ended = error.exit_code if isinstance(error, EagletwinError) else EXIT_HARNESS
+            raise
+        finally:
+            one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
+            show(one)
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(one)), indent=1) + b"\n")
+            write_page(folder, lambda: comparison_page(folder))
+        return one.exit_code
+
+    def _ask(self, hosts: tuple[Host, Host], folder: Path, *, mutual: bool) -> None:
+        with progress("cases") as line:
+            line.look("importing both SGLangs")
+            for side, host in zip(SIDES, hosts, strict=True):
+                try:
+                    host.connection()
+                except WouldNotStart as error:
+                    tell(f"{side}: {error.kept_in(folder)}")
+                    self._failed = f"{side}: {' '.join(error.cause.split())}"
+                    return
+            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual, self.every)
+            steering = Steering(self.plan.seed, self.plan.asked)
+            for question in self.questions:
+                if sides.believes(question):
+                    self._believed.append(question.name)
+                    continue
+                line.look(question.name)
+                answer = sides.ask(question)
+                self._take(answer, line)
+                steering.add(question.case, reached=answer.reached is True)
+            self._search(sides, steering, line)
+            for broken in breakages(self._answers):
+                line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
+                self._examples[broken.signature] = sides.example(broken, self.plan.shrink_seconds, line.look)
+
+    def _search(self, sides: Sides, steering: Steering, line: Line) -> None:
+        """The generated cases, until time or their number is up."""
+        until = time.monotonic() + self.plan.seconds
+        for block in steering.blocks():
+            if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
+                return
+            for answer in sides.search(block):
+                self._take(answer, line)
+                steering.add(block.probe, reached=answer.reached is True)
+                if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
+                    break
+
+    def _take(self, answer: Answered, line: Line) -> None:
+        self._answers.append(answer)
+        line.done(f"{answer.question.name}: {answer.group}")
+
+    def _comparing(
+        self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, ended: int | None
+    ) -> Comparing:
+        sides = self._sides
+        changes = (Changes(), Changes()) if sides is None else sides.changes
+        each = [one.differs for one in changes if one.differs is not None]
+        return Comparing(
+            result=Result(tuple(self._answers), doubts_of(each, mutual=mutual), self._failed),
+            names=self.names,
+            versions=(sources[0].called, sources[1].called),
+            command=self.plan.command,
+            words=self.words,
+            run=self.run,
+            folder=folder,
+            seconds=seconds,
+            changes=changes,
+            mutual=mutual,
+            examples=self._examples,
+            accepted=() if sides is None else tuple(sides.accepted.values()),
+            left=len(self.questions) - sum(answer.question.entry is not None for answer in self._answers) - len(self._believed),
+            believed=tuple(self._believed),
+            not_looked_at=sides.tally.left_out(self.run.mode) if sides is not None and sides.tally.cases else (),
+            known=sorted(bug.id for bug in sides.tally.known.values() if bug.cases) if sides is not None else (),
+            unreached=self.unreached,
+            ended=ended,
+        )

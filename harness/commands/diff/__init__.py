@@ -1,1 +1,0 @@
-"""`eagletwin diff` and `judge`: what is asked of traces."""
