@@ -15,7 +15,6 @@ import typer
 from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
-from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.ci.command import ci
 from eagletwin.harness.commands.compare.command import compare
@@ -47,7 +46,7 @@ app = typer.Typer(
 # In --help by what people want.
 CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
-    CHANGE: (check, fuzz, campaign, prove, compare, ci, kernels),
+    CHANGE: (check, fuzz, prove, compare, ci, kernels),
     FOUND: (bisect, diff, judge, report),
     PAIR: (acceptance, record, serve),
 }.items():
@@ -63,6 +62,7 @@ app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
 # Old names of commands. For one release.
 RENAMED = {
+    "campaign": "fuzz --findings 0",
     "doctor": "info doctor",
     "ledger": "info ledger",
     "rules": "info rules",

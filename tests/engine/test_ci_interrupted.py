@@ -56,7 +56,7 @@ def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
 
     monkeypatch.setattr(Shrinking, "shrink", ended)
     with pytest.raises(AlreadyReported):
-        typed(["fuzz", "--revert", "25015", "--model", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
+        typed(["fuzz", "--revert", "25015", "--only", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
     search = searching.search_so_far("llama-tiny", 3, tmp_path)
     [found] = search.findings
     assert (found.status, found.known, search.exit_code) == (searching.UNCONFIRMED, "", 125)

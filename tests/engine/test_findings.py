@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding

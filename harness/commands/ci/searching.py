@@ -74,7 +74,7 @@ class FamilySearch:
 
 def search_family(family: str, minutes: float, seed: int, run: RunSpec, out: Path, base: str = "") -> FamilySearch:
     """Search one family, or everything, and keep the run folder below `out`. base: as in SearchOptions. Raises InputError."""
-    options = SearchOptions(minutes=minutes, seed=seed, model=family or None, run=run, base=base, out=out)
+    options = SearchOptions(minutes=minutes, seed=seed, only=(family,) if family else (), run=run, base=base, out=out)
     options.check()
     try:
         code = search(options)

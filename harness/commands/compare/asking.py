@@ -21,7 +21,7 @@ from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.page.render import write_page
 
 from ..diff.pair import watches
-from ..fuzz.plan import Plan
+from ..fuzz.options import Plan
 from ..fuzz.steering import Steering
 from ..options import tell
 from .example import Example

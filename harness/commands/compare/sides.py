@@ -27,7 +27,7 @@ from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStar
 from eagletwin.harness.page.run import write_run
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
-from ..fuzz.plan import Plan
+from ..fuzz.options import Plan
 from ..fuzz.shrinking import Shrinking, Teller
 from ..fuzz.tally import Tally
 from .accepted import RoundsOfBoth, count_rounds
