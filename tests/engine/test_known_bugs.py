@@ -17,7 +17,7 @@ from eagletwin.harness.check.newest import as_newest
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Pool, Processes
+from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
@@ -250,8 +250,8 @@ def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: boo
 def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
     options = SearchOptions(only=("llama-tiny", "chains"), left_out=("sampling",))
     mends = Mends(host, DEFAULT_RUN)
-    alone = [list(block) for block in islice(Pool(mends, options.plan).blocks(), 6)]
-    with Pool(Mends(host, DEFAULT_RUN), options.plan, Processes(host, options, 1)) as pool:
+    alone = [list(block) for block in islice(BlockPool(mends, options.plan).blocks(), 6)]
+    with BlockPool(Mends(host, DEFAULT_RUN), options.plan, LocalWorkers(host, options, 1)) as pool:
         shared = [list(block) for block in islice(pool.blocks(), 6)]
     assert [_brief(block) for block in alone] == [_brief(block) for block in shared]
     assert sum(map(len, shared)) >= 20

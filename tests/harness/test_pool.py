@@ -19,7 +19,7 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.on_ray import Actors
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Pool, Process, Workers
+from eagletwin.harness.commands.fuzz.pool import BlockPool, Process, Workers
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
 from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError
@@ -48,8 +48,8 @@ class Here:
             yield seen
 
 
-def pool_of(workers: Workers, here: Here, tally: Tally | None = None) -> Pool:
-    pool = Pool(SimpleNamespace(host=None), SearchOptions().plan, workers, tally=tally)  # type: ignore[arg-type]
+def pool_of(workers: Workers, here: Here, tally: Tally | None = None) -> BlockPool:
+    pool = BlockPool(SimpleNamespace(host=None), SearchOptions().plan, workers, tally=tally)  # type: ignore[arg-type]
     pool._looking = here  # type: ignore[assignment]
     return pool
 

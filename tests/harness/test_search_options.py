@@ -146,9 +146,9 @@ def test_all_requests_sample_in_the_way_that_is_chosen(
 
 def test_two_features_that_no_case_has_are_named() -> None:
     options = SearchOptions(only=("llama-tiny", "trees", "rejection"), left_out=("stream",))
-    with pytest.raises(InputError, match=r"no generated case has --only trees and --only rejection$"):
+    with pytest.raises(InputError, match=r"no generated case has --only trees and --only rejection\n"):
         options.check()
-    with pytest.raises(InputError, match=r"no generated case has --only plain-decode with --tp 2$"):
+    with pytest.raises(InputError, match=r"no generated case has --only plain-decode with --tp 2\n"):
         SearchOptions(only=("plain-decode",), run=RunSpec(mode=Mode(tp=2))).check()
 
 

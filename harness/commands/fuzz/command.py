@@ -239,25 +239,25 @@ def _actors(options: "SearchOptions") -> "Actors":
 
 
 def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":
-    """Processes that run blocks beside this one; None: there is one process."""
+    """LocalWorkers that run blocks beside this one; None: there is one process."""
     from eagletwin.cases.blocks import BLOCK
 
-    from .pool import Processes, cores
+    from .pool import LocalWorkers, cores
 
     number = min(options.processes or cores(), -(-options.max_cases // BLOCK))
     if options.run.mode.device == "cuda" and not options.processes:  # a GPU has one user, if nobody says otherwise
         number = 1
-    return Processes(host, options, number - 1) if number > 1 else None
+    return LocalWorkers(host, options, number - 1) if number > 1 else None
 
 
 def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", stack: ExitStack) -> None:
     """Begin, or continue, with these workers. Raises WouldNotStart: of one import more than one process would speak."""
     from .journal import Begun, Driven
-    from .pool import Pool
+    from .pool import BlockPool
 
     host, journal = looking.trials.host, looking.journal
     assert journal is not None
-    looking.pool = pool = Pool(looking.mends, looking.plan, workers, journal, looking.past, looking.tally)
+    looking.pool = pool = BlockPool(looking.mends, looking.plan, workers, journal, looking.past, looking.tally)
     if looking.past is None:
         journal.add(Begun(_elsewhere(options), host.source.called, pool.ahead))
     journal.add(Driven())

@@ -81,7 +81,7 @@ class PastFinding(Struct, frozen=True):
     facts: dict[str, Any]
 
 
-class Concluded(Struct, frozen=True, tag=True):
+class Conclusion(Struct, frozen=True, tag=True):
     """What a case that looked new came to: the bug that explains it, or a finding."""
 
     bug: str = ""
@@ -89,7 +89,7 @@ class Concluded(Struct, frozen=True, tag=True):
     asides: tuple[SetAside, ...] = ()
 
 
-Record = Begun | Driven | Saw | Over | Died | Concluded
+Record = Begun | Driven | Saw | Over | Died | Conclusion
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Past:
     over: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     deaths: int = 0
-    concluded: deque[Concluded] = field(default_factory=deque)
+    concluded: deque[Conclusion] = field(default_factory=deque)
     at: float = 0.0
     drivers: int = 0
     size: int = 0
@@ -123,7 +123,7 @@ class Past:
         elif isinstance(record, Over):
             self.over.add(record.place)
             self.lost += [record.lost] if record.lost else []
-        elif isinstance(record, Concluded):
+        elif isinstance(record, Conclusion):
             self.concluded.append(record)
         self.deaths += isinstance(record, Died)
         self.drivers += isinstance(record, Driven)
@@ -160,7 +160,7 @@ class Journal:
             try:
                 self._file.write(line)
                 self._file.flush()
-                if isinstance(record, Begun | Concluded) or time.monotonic() > self._sure_at + _SURE:
+                if isinstance(record, Begun | Conclusion) or time.monotonic() > self._sure_at + _SURE:
                     os.fsync(self._file.fileno())
                     self._sure_at = time.monotonic()
             except OSError as error:

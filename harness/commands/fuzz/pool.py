@@ -118,7 +118,7 @@ class Process:
         return f"gave an answer that cannot be read ({error})"
 
 
-class Processes:
+class LocalWorkers:
     """Workers on this machine, beside the process that drives the search."""
 
     def __init__(self, host: Host, options: SearchOptions, number: int) -> None:
@@ -136,7 +136,7 @@ class Processes:
             return Process([*command, *map(str, number)], self._terms, number)
 
 
-class Pool:
+class BlockPool:
     """Runs the blocks of a search here and by workers. Use as a context manager if there are workers.
 
     past   results of earlier drivers, which are not run again
@@ -174,7 +174,7 @@ class Pool:
         self._links: dict[int, Link] = {}
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "BlockPool":
         self._grow()
         return self
 

@@ -24,10 +24,10 @@ from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 
-from .journal import Concluded, Journal, Past, PastFinding, SetAside
+from .journal import Conclusion, Journal, Past, PastFinding, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
-from .pool import Pool
+from .pool import BlockPool
 from .shrinking import Finding, Shrinking, Teller
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
@@ -127,7 +127,7 @@ class Fuzz:
     folder: Path
     plan: Plan
     progress: Callable[[str], None] = lambda text: None
-    pool: Pool | None = None
+    pool: BlockPool | None = None
     line: Line = field(default_factory=Line)
     past: Past | None = None
     journal: Journal | None = None
@@ -162,7 +162,7 @@ class Fuzz:
     def search(self) -> Iterator[Finding]:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded, unless an
         earlier driver found it."""
-        pool = self.pool = self.pool or Pool(self.mends, self.plan)
+        pool = self.pool = self.pool or BlockPool(self.mends, self.plan)
         for block in pool.blocks():
             for seen in block:
                 finding = self._take(seen, pool)
@@ -172,7 +172,7 @@ class Fuzz:
                     return
             self.tell()
 
-    def _take(self, seen: CaseSeen | Unstarted, pool: Pool) -> Finding | None:
+    def _take(self, seen: CaseSeen | Unstarted, pool: BlockPool) -> Finding | None:
         """Count what was seen; the finding, if it is new."""
         if isinstance(seen, Unstarted):
             self.tally.refuse(seen)
@@ -187,11 +187,11 @@ class Fuzz:
         inquiry = Inquiry(self.mends, self.plan, seen)
         if bug := inquiry.bug():
             self.tally.explain(seen, bug)
-            self._note(Concluded(bug))
+            self._note(Conclusion(bug))
             return None
         return self._shrink(inquiry)
 
-    def _repeat(self, seen: CaseSeen, concluded: Concluded) -> None:
+    def _repeat(self, seen: CaseSeen, concluded: Conclusion) -> None:
         """Count what a case came to by an earlier driver."""
         assert seen.signature is not None
         for aside in concluded.asides:
@@ -202,7 +202,7 @@ class Fuzz:
         self.found.append(self.folder / concluded.finding.name)
         self.known |= {seen.signature, concluded.finding.signature}
 
-    def _note(self, concluded: Concluded) -> None:
+    def _note(self, concluded: Conclusion) -> None:
         if self.journal is not None:
             self.journal.add(concluded)
 
@@ -235,7 +235,7 @@ class Fuzz:
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
         past = PastFinding(finding.signature, finding.name, finding.status, finding.facts)
-        self._note(Concluded(finding=past, asides=tuple(asides)))
+        self._note(Conclusion(finding=past, asides=tuple(asides)))
         return finding
 
     def compare_with_base(self) -> None:
@@ -269,7 +269,7 @@ class Fuzz:
         whole = not source.tree and not self.trials.run.patches
         return [] if whole else [one for one in self.tally.refused.values() if not one.ours]
 
-    def _enough(self, pool: Pool) -> bool:
+    def _enough(self, pool: BlockPool) -> bool:
         if self._in_vain >= _IN_VAIN and not self.tally.cases:
             return True
         return self.tally.cases >= self.plan.max_cases or (self.seconds >= self.plan.seconds and not pool.replays)

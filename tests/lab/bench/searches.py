@@ -32,7 +32,7 @@ from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Pool, Processes
+from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding
 from eagletwin.harness.core.case import Case
@@ -102,10 +102,10 @@ def _options(seed: int, run: RunSpec, unknown: Sequence[str], processes: int) ->
     )
 
 
-def _pool(mends: Mends, options: SearchOptions) -> Pool:
+def _pool(mends: Mends, options: SearchOptions) -> BlockPool:
     """This process, and workers beside it."""
-    workers = Processes(mends.host, options, options.processes - 1) if options.processes > 1 else None
-    return Pool(mends, options.plan, workers)
+    workers = LocalWorkers(mends.host, options, options.processes - 1) if options.processes > 1 else None
+    return BlockPool(mends, options.plan, workers)
 
 
 def _undone(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
