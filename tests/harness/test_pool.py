@@ -205,6 +205,16 @@ def test_where_no_worker_runs_a_block_the_search_ends(tmp_path: Path) -> None:
         search(Scripted(tmp_path, "before", 100), BLOCKS)
 
 
+def test_where_no_worker_gets_up_the_search_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    class Unborn(Slow):
+        def wait(self) -> None:
+            raise EOFError("fell over")
+
+    with pytest.raises(HarnessError, match="3 workers, one after the other, ended before they were up: the last one fell over"):
+        search(Unborn([]), BLOCKS)
+    assert "note: a worker fell over before it was up; another one takes its place" in capfd.readouterr().err
+
+
 class Ray:
     """As much of Ray as a search uses. gone: actors that end over their first job, with what Ray would say."""
 

@@ -221,6 +221,8 @@ class BlockPool:
         while True:
             with self._changed:
                 seen = self._seen.setdefault(place, [])
+                if len(seen) <= taken and (error := self._failed.get(place) or self._failed.get(-1)):
+                    raise error
                 if len(seen) <= taken and place in self._over:
                     del self._seen[place]
                     return
@@ -229,10 +231,13 @@ class BlockPool:
                 yield seen[taken - 1]
             elif not self._run_here():
                 with self._changed:
-                    while len(seen) <= taken and place not in self._over and (place in self._running or self._tries[place]):
-                        if error := self._failed.get(place) or self._failed.get(-1):
-                            raise error
+                    while len(seen) <= taken and place not in self._over and not self._may_go_on(place):
                         self._changed.wait()
+
+    def _may_go_on(self, place: int) -> bool:
+        """Whether no worker has the block at this place, nor is to have it; or that is of no use any more."""
+        mine = place not in self._running and not self._tries[place]
+        return mine or place in self._failed or -1 in self._failed
 
     def _run_here(self) -> bool:
         """Run one case here, of a block that nobody else runs, also before its turn: some blocks take ten times as long as
