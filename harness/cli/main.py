@@ -16,7 +16,6 @@ import typer
 from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
-from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.compare.command import compare, old_arguments
 from eagletwin.harness.commands.fuzz.command import fuzz
@@ -42,7 +41,7 @@ app = typer.Typer(
 # In --help by what people want.
 CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
-    CHANGE: (check, fuzz, campaign, prove, compare, kernels),
+    CHANGE: (check, fuzz, prove, compare, kernels),
     FOUND: (bisect, judge, report),
     PAIR: (acceptance, record, serve),
 }.items():
@@ -53,6 +52,7 @@ app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
 # Old names of commands. For one release.
 RENAMED = {
+    "campaign": "fuzz --findings 0",
     "doctor": "info doctor",
     "ledger": "info ledger",
     "rules": "info rules",

@@ -66,8 +66,8 @@ class SearchFacts(ResultFacts, kw_only=True):
         dict[str, Any],
         Meta(
             description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `unconfirmed` (what "
-            "was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; of a campaign also "
-            "`campaign`: its `legs`, `nodes`, `deaths`, `drivers`, `again` (cases that may have run twice) and what was `lost`"
+            "was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; `tally` has "
+            "`deaths` of workers, and the blocks that were `lost`"
         ),
     ]
 
@@ -332,7 +332,6 @@ class CampaignFacts(ResultFacts, kw_only=True):
 SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
     "fuzz": SearchFacts,
-    "campaign": SearchFacts,
     "prove": ProveFacts,
     "bisect": BisectFacts,
     "compare BASE HEAD": ComparisonFacts,

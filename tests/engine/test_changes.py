@@ -51,7 +51,7 @@ def changed_host(both: Path) -> Iterator[Host]:
 
 
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
-    done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--model", "llama-tiny", "--sampling", "none", cwd=tmp_path)
+    done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL  0 of 4 cases equal, ")
     assert f"This tree differs from {installed('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
@@ -62,7 +62,7 @@ def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_p
 
 
 def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Path) -> None:
-    done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--model", "llama-tiny", "--sampling", "none", cwd=tmp_path)
+    done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 0, done
     text = " ".join(done.stdout.split())
     assert f"This tree differs from {installed('sglang')}. Run: " in text
@@ -96,7 +96,7 @@ def test_a_tree_whose_changed_statement_never_runs_is_never_a_pass(dead: Path, t
     words = {
         "check": ("25015",),
         "prove": ("26329",),
-        "fuzz": ("--cases", "4", "--model", "llama-tiny", "--sampling", "none"),
+        "fuzz": ("--cases", "4", "--only", "llama-tiny", "--not", "sampling"),
     }[door]
     done = eagletwin(door, *words, "--sglang", dead, cwd=tmp_path)
     assert done.returncode == 125, done
@@ -131,7 +131,7 @@ def test_what_of_a_change_did_not_run_stands_on_top_and_strict_makes_it_125(part
 
 
 def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Path, tmp_path: Path) -> None:
-    words = ("--cases", "6", "--minutes", "10", "--model", "llama-tiny", "--sampling", "none", "--sglang", partly)
+    words = ("--cases", "6", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
     done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
     assert done.returncode == 125, done
     lines = done.stdout.splitlines()

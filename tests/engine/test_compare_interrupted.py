@@ -58,8 +58,8 @@ def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
 
     monkeypatch.setattr(Shrinking, "shrink", ended)
     with pytest.raises(AlreadyReported):
-        typed(["fuzz", "--revert", "25015", "--model", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
-    found_so_far = one.search_so_far(SearchOptions(model="llama-tiny", seed=3, out=tmp_path))
+        typed(["fuzz", "--revert", "25015", "--only", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
+    found_so_far = one.search_so_far(SearchOptions(only=("llama-tiny",), seed=3, out=tmp_path))
     [found] = found_so_far.findings
     assert (found.status, found.known, found_so_far.exit_code) == (one_report.UNCONFIRMED, "", 125)
     assert (Path(found.folder) / "case.json").is_file()

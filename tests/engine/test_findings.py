@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding

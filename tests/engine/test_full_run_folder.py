@@ -42,7 +42,7 @@ def test_what_was_found_is_kept_elsewhere(
     monkeypatch.setattr(Path, "write_text", text)
     monkeypatch.setattr(Path, "write_bytes", data)
     undone = RunSpec(patches=(LEDGER["25015"].revert,))
-    options = SearchOptions(model="llama-tiny", sampling="none", processes=1, run=undone, out=runs)
+    options = SearchOptions(only=("llama-tiny",), left_out=("sampling",), processes=1, run=undone, out=runs)
     with pytest.raises(OSError, match="No space left"):
         search(options)
     told, said = capsys.readouterr()

@@ -15,7 +15,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
 from eagletwin.harness.core.patch import Edit, Patch
@@ -134,7 +134,7 @@ def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None
 
 
 def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Path) -> None:
-    held = ["--model", "llama-tiny", "--sampling", "none", "-n", "1"]  # what is found first is soon found
+    held = ["--only", "llama-tiny", "--not", "sampling", "-n", "1"]  # what is found first is soon found
     command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015", *held]
     process = subprocess.Popen(
         command,

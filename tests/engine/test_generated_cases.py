@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.commands.fuzz.options import Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
 from eagletwin.harness.judge.judge import judge

@@ -38,7 +38,7 @@ def test_a_proof(tmp_path: Path) -> None:
 
 
 def test_a_search(tmp_path: Path) -> None:
-    result = printed(SearchFacts, "fuzz", "--cases", "1", "--model", "llama-tiny", "--sampling", "none", cwd=tmp_path, code=0)
+    result = printed(SearchFacts, "fuzz", "--cases", "1", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path, code=0)
     assert (result.summary["tally"]["cases"], result.interrupted) == (1, False)
 
 

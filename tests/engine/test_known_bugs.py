@@ -1,5 +1,6 @@
 """What a search takes for known: a case that is equal with the fix of a live bug, and nothing else, whatever rule it breaks."""
 
+from collections.abc import Sequence
 from dataclasses import replace as replaced
 from itertools import islice
 from pathlib import Path
@@ -15,8 +16,7 @@ from eagletwin.harness.check.known import Explained, Mends, as_newest
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Several
-from eagletwin.harness.commands.fuzz.search import Here
+from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
@@ -132,7 +132,7 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     entry = LEDGER["tree-window"]
     monkeypatch.setattr(mends, "as_proven", lambda entry, view: False)
     mends.seen(replace(entry.case, exercises=()), DECLARED_VIEW)
-    seen = [one for one in Looking(mends, SearchOptions(model="llama-tiny").plan).otherwise() if isinstance(one, CaseSeen)]
+    seen = [one for one in Looking(mends, SearchOptions(only=("llama-tiny",)).plan).otherwise() if isinstance(one, CaseSeen)]
     assert mends.otherwise == []
     [shown] = [one for one in seen if one.case.model == entry.case.model and one.case.topk == entry.case.topk]
     assert (shown.block, shown.known) == (NO_BLOCK, ())
@@ -248,16 +248,19 @@ def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: boo
 
 @pytest.mark.long
 def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
-    options = SearchOptions(model="llama-tiny", topk=1, sampling="none")
+    options = SearchOptions(only=("llama-tiny", "chains"), left_out=("sampling",))
     mends = Mends(host, DEFAULT_RUN)
-    alone = [list(block) for block in islice(Here(mends, options.plan).blocks(), 6)]
-    with Several(Mends(host, DEFAULT_RUN), options, 2) as pool:
+    alone = [list(block) for block in islice(BlockPool(mends, options.plan).blocks(), 6)]
+    with BlockPool(Mends(host, DEFAULT_RUN), options.plan, LocalWorkers(host, options, 1)) as pool:
         shared = [list(block) for block in islice(pool.blocks(), 6)]
     assert [_brief(block) for block in alone] == [_brief(block) for block in shared]
     assert sum(map(len, shared)) >= 20
+    earlier = tuple(one for one in alone[1][:2] if isinstance(one, CaseSeen))
+    rest = list(Looking(mends, options.plan).block(1, earlier))  # of a block that a worker left
+    assert _brief(rest) == _brief(alone[1][2:])
 
 
-def _brief(block: list[object]) -> list[object]:
+def _brief(block: Sequence[object]) -> list[object]:
     return [(one.case, one.verdict.status, one.signature, one.known) if isinstance(one, CaseSeen) else one for one in block]
 
 

@@ -12,7 +12,7 @@ from eagletwin.cases.ledger.multi_layer_topk import PATH
 from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
 from eagletwin.cases.ledger.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.core.case import Case

@@ -168,7 +168,7 @@ def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host:
 
 
 def test_a_search_under_a_reversal_that_no_case_calls_cannot_tell(tmp_path: Path) -> None:
-    done = eagletwin("fuzz", "--model", "llama-mtp", "--topk", "1", "--revert", "25015", "--cases", "2", cwd=tmp_path)
+    done = eagletwin("fuzz", "--only", "llama-mtp", "--only", "topk=1", "--revert", "25015", "--cases", "2", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL")
     assert "2 unknown (or ran nothing of the change)" in " ".join(done.stdout.split())

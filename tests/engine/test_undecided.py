@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.trace import Trace

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 VERBS = (
-    *("acceptance", "bisect", "campaign", "check", "compare", "fuzz", "gpu", "judge"),
+    *("acceptance", "bisect", "check", "compare", "fuzz", "gpu", "judge"),
     *("info", "kernels", "prove", "record", "report", "serve"),
 )
 COMMANDS = (
@@ -40,7 +40,7 @@ COMMANDS = (
     "absent",
     "prove absent --json",
     "prove prefill-graph --json",
-    "fuzz --topk 2 --sampling rejection --json",
+    "fuzz --only topk=2 --only rejection --json",
     "judge absent --json",
     "bisect 25015 --features --json",
 )

@@ -99,7 +99,7 @@ check 25015 --sglang 0.4.1
 prove 1
 prove 25015 --tp 3
 fuzz --revert 1
-fuzz --topk 5
+fuzz --only topk=5
 bisect 1
 bisect 25015 --rule draft.magic
 judge . --without draft.magic

@@ -21,9 +21,8 @@ from eagletwin.harness.commands.gpu.in_model import proofs_in_model
 from eagletwin.harness.commands.gpu.job import CaseResult, Job, JobResult, MustShow
 from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
 from eagletwin.harness.commands.gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
-from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
+from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of
 from eagletwin.harness.commands.gpu.races import Race
-from eagletwin.harness.commands.gpu.release import release_of
 from eagletwin.harness.commands.gpu.sampled import sampling
 from eagletwin.harness.commands.gpu.searched import runs_on_a_gpu
 from eagletwin.harness.commands.gpu.summary import CampaignSummary

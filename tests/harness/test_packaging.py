@@ -20,7 +20,7 @@ OF_THE_ENGINE = {"sglang", "triton", "transformers", "psutil", "xgrammar", "llgu
 # Of extras: what each brings, and the folder that imports it.
 OF_EXTRAS = {
     "acceptance": ({"transformers", "huggingface_hub"}, "harness/deserved"),
-    "campaign": ({"ray"}, "harness/commands/campaign"),
+    "ray": ({"ray"}, "harness/commands/fuzz"),
 }
 # Loaded by pytest alone, as its plugin.
 OF_THE_PLUGIN = {"pytest"}

@@ -1,86 +1,128 @@
-"""A search on several cores: blocks come in their order, and no process waits for another one's block while there are more."""
+"""A search with workers: blocks come in their order, nobody waits for another one's block while there are more, and a worker
+that ends is replaced, and said."""
 
-import queue
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
-from eagletwin.harness.commands.fuzz.messages import TRIES, BlockOver, written
+from eagletwin.harness.commands.fuzz.on_ray import Actors
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Several
-from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.commands.fuzz.pool import BlockPool, Process, Workers
+from eagletwin.harness.commands.fuzz.tally import Tally
+from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
+from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.verdict import Verdict
 
+BLOCKS = 40
 
-class _Looking:
-    """Blocks of three cases, each named by its block and its place. at: what happens when a case is run."""
 
-    def __init__(self, at: dict[str, Callable[[], None]]) -> None:
+def cases_of(block: int) -> list[CaseSeen]:
+    cases = [replace(LEDGER["25015"].case, name=f"{block}.{place}") for place in range(3)]
+    return [CaseSeen(block=block, case=case, verdict=Verdict(status="equal")) for case in cases]
+
+
+class Here:
+    """What this process runs. at: what happens when a case is run."""
+
+    def __init__(self, at: dict[str, Callable[[], None]] | None = None) -> None:
         self.ran: list[str] = []
-        self._at = at
+        self._at = at or {}
 
-    def block(self, number: int) -> Iterator[Any]:
-        for place in range(3):
-            self.ran.append(f"{number}.{place}")
-            self._at.get(self.ran[-1], lambda: None)()
-            yield self.ran[-1]
-
-
-class _Theirs:
-    """What another process says of a block."""
-
-    def __init__(self) -> None:
-        self.said: list[Any] = []
-        self.waited = 0
-
-    def get_nowait(self) -> Any:
-        if not self.said:
-            raise queue.Empty
-        return self.said.pop(0)
-
-    def get(self) -> Any:
-        self.waited += 1
-        return BlockOver()
+    def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen]:
+        for seen in cases_of(number)[len(earlier) :]:
+            self.ran.append(seen.case.name)
+            self._at.get(seen.case.name, lambda: None)()
+            yield seen
 
 
-def _several(at: dict[str, Callable[[], None]], theirs: _Theirs) -> tuple[Several, _Looking]:
-    """Two processes, of which the other has taken block 0."""
-    several = Several(SimpleNamespace(host=None), SimpleNamespace(plan=SearchOptions().plan), 2)  # type: ignore[arg-type]
-    several._looking = looking = _Looking(at)  # type: ignore[assignment]
-    several._answers[0], several._next = theirs, 1  # type: ignore[assignment]
-    return several, looking
+def pool_of(workers: Workers, here: Here, tally: Tally | None = None) -> BlockPool:
+    pool = BlockPool(SimpleNamespace(host=None), SearchOptions().plan, workers, tally=tally)  # type: ignore[arg-type]
+    pool._looking = here  # type: ignore[assignment]
+    return pool
+
+
+def names(block: Iterator[Seen]) -> list[str]:
+    return [one.case.name for one in block if isinstance(one, CaseSeen)]
+
+
+ALL = [[f"{block}.{place}" for place in range(3)] for block in range(BLOCKS)]
+
+
+class Slow:
+    """One worker, which takes a block and answers it when it may."""
+
+    ahead = 8
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self.has_one, self.may = Event(), Event()
+        self._answers = answers
+
+    def number(self) -> int:
+        return 1
+
+    def start(self) -> Any:
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def run(self, _job: bytes) -> Iterator[bytes]:
+        self.has_one.set()
+        self.may.wait()
+        yield from self._answers
+
+    def kill(self) -> None:
+        self.may.set()
+
+    close = kill
+
+    def how_it_ended(self, error: Exception) -> str:
+        return str(error)
 
 
 def test_while_one_block_takes_long_elsewhere_many_are_run_here() -> None:
-    theirs = _Theirs()
-    several, looking = _several({"4.1": lambda: theirs.said.extend(("0.0", BlockOver()))}, theirs)
-    blocks = several.blocks()
-    assert list(next(blocks)) == ["0.0"]
-    assert not theirs.waited
-    assert looking.ran == ["1.0", "1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2", "4.0", "4.1"]
-    for number in range(1, 7):  # each case once, in the order of the blocks
-        assert list(next(blocks)) == [f"{number}.{place}" for place in range(3)]
-    assert len(looking.ran) == 18
+    slow = Slow([written(one) for one in (*cases_of(0), BlockOver())])
+    here = Here({"4.1": slow.may.set})
+    with pool_of(slow, here) as pool:
+        slow.has_one.wait()
+        first = names(next(pool.blocks()))
+    assert first == ALL[0]
+    assert here.ran[:11] == ["1.0", "1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2", "4.0", "4.1"]
 
 
 def test_no_block_is_run_too_long_before_its_turn() -> None:
-    theirs = _Theirs()
-    several, looking = _several({}, theirs)
-    assert list(next(several.blocks())) == []
-    assert theirs.waited == 1
-    assert looking.ran[-1] == "8.2"
+    slow = Slow([written(BlockOver())])
+    here = Here({"8.2": slow.may.set})
+    with pool_of(slow, here) as pool:
+        slow.has_one.wait()
+        assert names(next(pool.blocks())) == []
+        assert here.ran[-1] == "8.2"
 
 
-# A search process that reads its options and answers each block from a file, and dies as it is asked to: `before` it answers
+def test_a_block_in_which_eagletwin_itself_fails_ends_the_search() -> None:
+    slow = Slow([written(BlockFailed("a bug", "nothing is known of the block", "report it"))])
+    slow.may.set()
+    with pool_of(slow, Here()) as pool:
+        slow.has_one.wait()
+        block = next(pool.blocks())
+        with pytest.raises(HarnessError, match="a bug"):
+            names(block)
+
+
+# A worker that answers each block from a file, and dies: `unread` before it reads what is searched, `before` it answers
 # anything, or `after` the first answer of a block. It dies as long as there are `deaths` left in the file.
 SCRIPT = """
 import json, os, pathlib, sys
@@ -106,53 +148,140 @@ for line in sys.stdin:
 """
 
 
-class _Scripted(Several):
-    """A search whose other process is the script. started: how many of them there were."""
+class Scripted:
+    """One worker at a time that is the script. started: how many of them there were."""
+
+    ahead = 8
 
     def __init__(self, folder: Path, when: str, deaths: int) -> None:
-        super().__init__(SimpleNamespace(host=None), SearchOptions(), 2)  # type: ignore[arg-type]
         self._command = [sys.executable, "-c", SCRIPT, str(folder), when]
         self.started = 0
         (folder / "deaths").write_text(str(deaths))
-        for number in range(_BLOCKS):
-            lines = [written(answer) for answer in (*_cases(number), BlockOver())]
-            (folder / f"{number}").write_bytes(b"".join(lines))
-        self._looking = SimpleNamespace(block=lambda number: iter(_cases(number)))  # type: ignore[assignment]
+        for number in range(BLOCKS):
+            (folder / f"{number}").write_bytes(b"".join(written(one) for one in (*cases_of(number), BlockOver())))
 
-    def _worker(self) -> "subprocess.Popen[bytes]":
+    def number(self) -> int:
+        return 1
+
+    def start(self) -> Process:
         self.started += 1
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return Process(self._command, b"what is searched\n")
 
 
-_BLOCKS = 40
-
-
-def _cases(block: int) -> list[CaseSeen]:
-    cases = [replace(LEDGER["25015"].case, name=f"{block}-{place}") for place in range(3)]
-    return [CaseSeen(block=block, case=case, verdict=Verdict(status="equal")) for case in cases]
-
-
-def _search(several: _Scripted, blocks: int) -> list[list[str]]:
-    """The names of the cases of so many blocks, of which the other process has begun the first."""
-    with several:
-        while not several._answers:
-            several._threads[0].join(0.01)
-        return [[one.case.name for one in block if isinstance(one, CaseSeen)] for block in islice(several.blocks(), blocks)]
+def search(workers: Workers, blocks: int, tally: Tally | None = None) -> list[list[str]]:
+    """The cases of so many blocks, the first of which a worker has begun."""
+    with pool_of(workers, Here(), tally) as pool:
+        while not pool._running and not pool._failed:
+            pool._threads[0].join(0.01)
+        return [names(block) for block in islice(pool.blocks(), blocks)]
 
 
 @pytest.mark.parametrize("when", ["unread", "before", "after"])
-def test_a_process_that_dies_is_named_and_replaced_and_no_case_is_lost(
+def test_a_worker_that_dies_is_named_and_replaced_and_no_case_is_lost(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str
 ) -> None:
-    several = _Scripted(tmp_path, when, TRIES - 1)
-    assert _search(several, 3) == [[f"{block}-{place}" for place in range(3)] for block in range(3)]
-    assert several.started == TRIES
+    workers, tally = Scripted(tmp_path, when, 2), Tally()
+    assert search(workers, 3, tally) == ALL[:3]
+    assert workers.started == 3
     said = capfd.readouterr().err
-    assert said.count("note: a process of the search ended with exit status 7 in block 0; another one takes its place") == 2
+    assert said.count("note: a worker ended with exit status 7 ") == 2
+    assert said.count("another one takes its place") == 2
+    assert not tally.lost
 
 
-def test_a_block_that_ends_process_after_process_ends_the_search(tmp_path: Path) -> None:
-    several = _Scripted(tmp_path, "before", 100)
-    with pytest.raises(HarnessError, match=f"{TRIES} processes of the search ended over block 0"):
-        _search(several, 3)
-    assert several.started == TRIES
+def test_a_block_over_which_worker_after_worker_ends_is_given_up_and_the_rest_is_searched(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers, tally = Scripted(tmp_path, "before", 3), Tally()
+    assert search(workers, 3, tally) == [[], *ALL[1:3]]
+    [lost] = tally.lost
+    assert lost == "block 0, over which 3 workers ended: the last one ended with exit status 7"
+    assert tally.deaths == 3
+    assert f"note: not searched: {lost}" in capfd.readouterr().err
+
+
+def test_where_no_worker_runs_a_block_the_search_ends(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="workers end in each block: the last one ended with exit status 7"):
+        search(Scripted(tmp_path, "before", 100), BLOCKS)
+
+
+def test_where_no_worker_gets_up_the_search_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    class Unborn(Slow):
+        def wait(self) -> None:
+            raise EOFError("fell over")
+
+    with pytest.raises(HarnessError, match="3 workers, one after the other, ended before they were up: the last one fell over"):
+        search(Unborn([]), BLOCKS)
+    assert "note: a worker fell over before it was up; another one takes its place" in capfd.readouterr().err
+
+
+class Ray:
+    """As much of Ray as a search uses. gone: actors that end over their first job, with what Ray would say."""
+
+    def __init__(self, gone: int) -> None:
+        self.gone, self.killed, self.log = gone, 0, Counter[str]()
+
+    def init(self, **how: Any) -> None:
+        assert how["address"] == "here:1"
+
+    def shutdown(self) -> None:
+        pass
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0, "memory": 1e12}
+
+    def remote(self, kind: type) -> Any:
+        def actor(terms: bytes) -> Any:
+            worker = kind(terms)
+            run = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda job: self._run(worker, job)))
+            return SimpleNamespace(up=SimpleNamespace(remote=lambda: 1), run=run)
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=actor))
+
+    def _run(self, worker: Any, job: bytes) -> Iterator[bytes]:
+        answers = worker.run(job)
+        if self.gone:
+            self.gone -= 1
+            yield next(answers)
+            raise RuntimeError("\x1b[31mThe node\n of the actor is gone")
+        yield from answers
+
+    def get(self, value: Any) -> Any:
+        return value
+
+    def kill(self, _actor: Any) -> None:
+        self.killed += 1
+
+
+class Answering:
+    """What an actor is."""
+
+    def __init__(self, terms: bytes) -> None:
+        assert b"here:1" in terms
+
+    def run(self, job: bytes) -> Iterator[bytes]:
+        wanted = msgspec.json.decode(job, type=BlockJob)
+        for seen in (*cases_of(wanted.block)[len(wanted.earlier) :], BlockOver()):
+            yield written(seen)
+
+
+def test_actors_of_a_cluster_run_blocks_and_those_that_end_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ray, tally = Ray(gone=2), Tally()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with Actors(SearchOptions(address="here:1"), Answering) as actors:
+        assert actors.number() == 2
+        assert search(actors, 12, tally) == ALL[:12]
+    assert tally.deaths == 2
+    assert ray.killed >= 4  # two that ended, and two as the search was over
+    assert "a worker ended (The node of the actor is gone) in block" in capfd.readouterr().err
+
+
+def test_without_ray_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert guarded(lambda: typed(["fuzz", "--address", "auto", "--out", str(tmp_path / "runs")])) == EXIT_HARNESS
+    assert "Ray is not installed\n  so:  nothing was run" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from eagletwin import door
 from eagletwin.cases.ledger import LEDGER, entries_of
-from eagletwin.cases.strategies import CONTEXT_LENGTHS, VALUES
 from eagletwin.harness.check import repro
 from eagletwin.harness.cli.main import command_tree
 from eagletwin.harness.commands import options as shared_options
@@ -65,14 +64,10 @@ SEARCH = (
     typed("--minutes", st.floats(0.01, 1e7)),
     typed("--cases", st.integers(1, 10**7)),
     typed("--seed", st.integers(0, 10**20)),
-    typed("--findings", st.integers(1, 9)),
+    typed("--findings", st.integers(0, 9)),
     typed("--shrink-minutes", st.floats(0, 1e7)),
-    typed("--model", st.sampled_from(sorted(VALUES["model"]))),
-    typed("--topk", st.sampled_from(VALUES["topk"])),
-    typed("--context-length", st.sampled_from(sorted(filter(None, CONTEXT_LENGTHS)))),
-    typed("--update-weights", st.sampled_from(["disk", "tensor", "distributed"])),
-    typed("--sampling", st.sampled_from(["none", "target", "rejection", "any"])),
-    st.sampled_from([[], ["--small-trees"]]),
+    repeated("--only", ["llama-tiny", "mimo_v2", "topk=3", "context-length=8", "updates=disk", "trees,layers", "rejection"]),
+    repeated("--not", ["sampling", "small-trees"]),
 )
 
 

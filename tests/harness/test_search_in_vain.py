@@ -7,7 +7,7 @@ from typing import Any
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Unstarted
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import tally_text
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.run_spec import RunSpec
@@ -15,6 +15,8 @@ from eagletwin.harness.core.run_spec import RunSpec
 
 class Refusing:
     """Blocks of which none runs a case, for ever."""
+
+    replays = False
 
     def __init__(self) -> None:
         self.asked = 0
@@ -24,14 +26,11 @@ class Refusing:
             self.asked += 1
             yield iter([Unstarted(LEDGER["25015"].case, "this release has none of it", ours=True)])
 
-    def rest(self) -> None:
-        pass
-
 
 def test_it_ends_long_before_its_time_and_names_the_reason(tmp_path: Path) -> None:
     host = SimpleNamespace(source=SimpleNamespace(tree="", base=None, called="0.5.23"))
     trials: Any = SimpleNamespace(host=host, run=RunSpec())
-    pool = Refusing()
+    pool: Any = Refusing()
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=1.0, command="")
     fuzz = Fuzz(trials, tmp_path, plan, pool=pool)
     assert list(fuzz.search()) == []

@@ -9,8 +9,8 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.page import SUMMARY
-from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN

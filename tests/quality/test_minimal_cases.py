@@ -10,7 +10,7 @@ import pytest
 from eagletwin.cases.blocks import Asked
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.case import Case, Logprobs
 from eagletwin.harness.core.mode import Mode

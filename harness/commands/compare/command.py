@@ -245,7 +245,7 @@ class _Search:
         run = changed(spec, sglang=names[0] if names else "")
         search = SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out)
         for name in families:
-            replace(search, model=name or None).check()
+            replace(search, only=(name,) if name else ()).check()
         return Against(
             entries=[entry for entry in entries if not unreached(entry, spec.mode)],
             families=families,

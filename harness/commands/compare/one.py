@@ -143,7 +143,7 @@ class Against:
         for name in self.families:
             place = Path(job.folder) / f"search-{name or 'default'}"
             minutes = options.minutes / len(self.families)
-            own = replace(options, model=name or None, minutes=minutes, out=place)
+            own = replace(options, only=(name,) if name else (), minutes=minutes, out=place)
             try:
                 job.searches.append(search_family(own))
             except (KeyboardInterrupt, AlreadyReported):
@@ -239,7 +239,7 @@ def decide(entry: Entry, said: SideResult, version: str, again: str) -> Standing
 
 def search_family(options: SearchOptions) -> FamilySearch:
     """Search one family, or everything."""
-    family = options.model or ""
+    family = "".join(options.only)
     try:
         code = search(options)
     except EagletwinError as error:  # it ends this search, and no other
@@ -252,7 +252,7 @@ def search_family(options: SearchOptions) -> FamilySearch:
 
 def search_so_far(options: SearchOptions) -> FamilySearch:
     """What a search that was ended had looked at and found until then."""
-    file, family = options.out / f"fuzz-{options.seed}" / SUMMARY, options.model or ""
+    file, family = options.out / f"fuzz-{options.seed}" / SUMMARY, "".join(options.only)
     if not file.is_file():
         return FamilySearch(family, "interrupted before its first case", EXIT_UNKNOWN)
     seen = _read(family, EXIT_UNKNOWN, file)

@@ -32,7 +32,7 @@ from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.page.render import write_page
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
-from ..fuzz.plan import Plan
+from ..fuzz.options import Plan
 from ..fuzz.shrinking import Shrinking, Teller
 from ..fuzz.steering import Steering
 from ..fuzz.tally import Tally

@@ -2,13 +2,14 @@
 
 import gc
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, exit_code_of
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError, exit_code_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
@@ -20,28 +21,26 @@ from .typed import (
     MAX_CASES,
     MINUTES,
     SHRINK_MINUTES,
-    Asks,
-    ContextLength,
+    Address,
     Findings,
     MaxCases,
     Minutes,
-    Model,
     Not,
     Only,
     Processes,
-    SamplingOption,
+    Resume,
     Seed,
     Shrink,
     ShrinkMinutes,
-    SmallTrees,
-    Topk,
-    UpdateWeights,
 )
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
 
+    from .journal import Past, PastFinding
+    from .on_ray import Actors
     from .options import SearchOptions
+    from .pool import Workers
     from .search import Fuzz
     from .shrinking import Finding
 
@@ -55,28 +54,23 @@ def fuzz(
     findings: Findings = 1,
     shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
     processes: Processes = 0,
+    address: Address = "",
+    resume: Resume = None,
     shrink: Shrink = None,
     only: Only = None,
     left_out: Not = None,
-    model: Model = None,
-    topk: Topk = None,
-    context_length: ContextLength = None,
-    small_trees: SmallTrees = False,
-    update_weights: UpdateWeights = None,
-    sampling: SamplingOption = None,
-    ask: Asks = None,
     out: Runs = DEFAULT_RUNS,
     verbose: Verbose = False,
     *,
     spec: RunSpec,
 ) -> int:
-    """Generate cases until one shows something new, then shrink it.
+    """Generate cases until one shows a new bug, then shrink it.
 
-    What is equal with the fix of a known bug is known: it is counted, and the search goes on. Exit codes speak of the rest: 1 a
-    divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, an engine would not start, or the
-    reference could not decide more than a tenth of the cases; 0 nothing new was found. A crash is a finding as a divergence is:
-    it is made small and kept, with its repro.py. Its code is 125 because no number was shown to be wrong, and `git bisect run`
-    skips such a commit.
+    A divergence that disappears when a known bug's fix is applied is counted as known, and the search continues. Exit codes
+    ignore those: 1 a divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, an engine would
+    not start, a part was given up, or the reference could not decide more than a tenth of the cases; 0 nothing new was found. A
+    crash is shrunk and kept as a divergence is. Its code is 125 because no number was shown to be wrong, and `git bisect run`
+    skips such a commit. A worker that dies is replaced; a search that was ended continues with --resume.
     """
     from .options import SearchOptions
 
@@ -86,45 +80,88 @@ def fuzz(
         seed=seed,
         findings=findings,
         shrink_minutes=shrink_minutes,
-        model=model,
-        topk=topk,
-        context_length=context_length,
-        small_trees=small_trees,
-        update_weights=update_weights,
-        sampling=sampling,
-        asks=tuple(dict.fromkeys(ask or ())),
         only=tuple(only or ()),
         left_out=tuple(left_out or ()),
         processes=processes,
+        address=address,
         run=spec,
         out=out,
     )
+    if resume is not None:
+        return search(*resumed(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported
     return search(options, verbose=verbose) if shrink is None else make_small(shrink, options)
 
 
-def search(options: "SearchOptions", *, verbose: bool = False) -> int:
-    """Search, and print what is found and what was looked at; the exit code."""
+def resumed(folder: Path, options: "SearchOptions") -> "tuple[SearchOptions, Past]":
+    """The options of a search that continues, and what it left. Raises InputError for options that it was begun with."""
+    from .journal import read_journal
+    from .options import SearchOptions
+
+    usual, limits = SearchOptions(), ("minutes", "max_cases", "findings", "shrink_minutes")
+    given = {name: getattr(options, name) for name in limits if getattr(options, name) != getattr(usual, name)}
+    here: dict[str, Any] = {"processes": options.processes, "address": options.address}
+    if options != replace(usual, **given, **here, out=options.out):
+        raise InputError(
+            f"--resume {folder}, with options that a search begins with",
+            consequence="nothing was run: it has them from its folder",
+            remedy="give --minutes, --cases, --findings, --shrink-minutes, -n, --address and --verbose alone",
+        )
+    past = read_journal(folder)
+    continued = replace(past.begun.options, **given, **here, out=folder.parent)
+    if 0 < continued.findings <= len(past.findings):
+        raise InputError(
+            f"{folder} has {len(past.findings)} of {continued.findings} findings",
+            consequence="nothing was run: the search is over",
+            remedy=f"--findings {len(past.findings) + 1} continues it, and --findings 0 until the time is up",
+        )
+    if continued.source.called != past.begun.sglang:
+        raise InputError(
+            f"{folder} is a search of SGLang {past.begun.sglang}, and this is {continued.source.called}",
+            consequence="nothing was run: results of two SGLangs would be mixed",
+            remedy="begin another search",
+        )
+    return continued, past
+
+
+def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False) -> int:
+    """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
     source = options.source
     tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
     from eagletwin.harness.check.trials import Trials
-    from eagletwin.harness.core.files import new_run_folder
-    from eagletwin.harness.engines.host import Host, WouldNotStart
+    from eagletwin.harness.core.files import alone, new_run_folder
+    from eagletwin.harness.engines.host import Host
 
-    from .report import exit_code, finding_text, tally_text, write_summary
+    from .journal import JOURNAL, Journal
     from .search import Fuzz
 
-    host = Host(source=source, mode=options.run.mode)
-    folder = new_run_folder(options.out, f"fuzz-{options.seed}")
-    looking = Fuzz(Trials(host, options.run), folder, options.plan, tell)
-    found = list["Finding"]()
+    with ExitStack() as stack:
+        host = Host(source=source, mode=options.run.mode)
+        workers = stack.enter_context(_actors(options)) if options.address else _processes(host, options)
+        folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
+        stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
+        journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
+        found = list["Finding | PastFinding"]() if past is None else list["Finding | PastFinding"](past.findings)
+        looking = Fuzz(Trials(host, options.run), folder, options.plan, tell, past=past, journal=journal)
+        return _search(looking, options, workers, found, verbose=verbose)
+
+
+def _search(
+    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[Finding | PastFinding]", *, verbose: bool
+) -> int:
+    from eagletwin.harness.engines.host import WouldNotStart
+
+    from .report import exit_code, finding_text, tally_text, write_summary
+
+    host, folder = looking.trials.host, looking.folder
     code: int | None = None
     try:
         with ExitStack() as stack:
             looking.line = stack.enter_context(progress("cases"))
             stack.enter_context(host)
-            _share(looking, options, host, stack)
-            for finding in islice(looking.search(), options.findings):
+            _share(looking, options, workers, stack)
+            more = islice(looking.search(), options.findings - len(found)) if options.findings else looking.search()
+            for finding in more:
                 found.append(finding)
                 show(finding_text(finding, width()))
             if not found:
@@ -144,6 +181,10 @@ def search(options: "SearchOptions", *, verbose: bool = False) -> int:
         show(tally_text(looking, found, width(), code, verbose=verbose))
         tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=summary))
     return code
+
+
+def _refuse(folder: Path) -> None:
+    raise InputError(f"another process searches in {folder}", consequence="nothing was run", remedy="wait for it, or end it")
 
 
 def make_small(file: Path, options: "SearchOptions") -> int:
@@ -182,24 +223,51 @@ def make_small(file: Path, options: "SearchOptions") -> int:
     return exit_code_of(finding.outcome.verdict.status)
 
 
-def _share(looking: "Fuzz", options: "SearchOptions", host: "Host", stack: ExitStack) -> None:
-    """Have other processes run blocks as well, if there are several. Raises WouldNotStart: of one import more than one process
-    would speak."""
+def _elsewhere(options: "SearchOptions") -> "SearchOptions":
+    """The options for another process, which may run in another folder."""
+    tree = options.run.sglang
+    return replace(
+        options, run=changed(options.run, sglang=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
+    )
+
+
+def _actors(options: "SearchOptions") -> "Actors":
+    from .on_ray import Actors
+
+    return Actors(_elsewhere(options))
+
+
+def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":
+    """LocalWorkers that run blocks beside this one; None: there is one process."""
     from eagletwin.cases.blocks import BLOCK
 
-    from .pool import Several, cores
+    from .pool import LocalWorkers, cores
 
-    processes = min(options.processes or cores(), -(-options.max_cases // BLOCK))
+    number = min(options.processes or cores(), -(-options.max_cases // BLOCK))
     if options.run.mode.device == "cuda" and not options.processes:  # a GPU has one user, if nobody says otherwise
-        processes = 1
-    if processes > 1:
-        looking.pool = several = Several(looking.mends, options, processes)
-        stack.enter_context(several)
+        number = 1
+    return LocalWorkers(host, options, number - 1) if number > 1 else None
+
+
+def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", stack: ExitStack) -> None:
+    """Begin, or continue, with these workers. Raises WouldNotStart: of one import more than one process would speak."""
+    from .journal import Begun, Driven
+    from .pool import BlockPool
+
+    host, journal = looking.trials.host, looking.journal
+    assert journal is not None
+    looking.pool = pool = BlockPool(looking.mends, looking.plan, workers, journal, looking.past, looking.tally)
+    if looking.past is None:
+        journal.add(Begun(_elsewhere(options), host.source.called, pool.ahead))
+    journal.add(Driven())
+    stack.enter_context(pool)
     host.connection()
     gc.freeze()  # what was imported lives as long as the search: to look at it again and again takes 1 % of one
 
 
-def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", code: int | None, error: OSError) -> dict[str, Any]:
+def _keep_elsewhere(
+    folder: Path, looking: "Fuzz", found: "list[Finding | PastFinding]", code: int | None, error: OSError
+) -> dict[str, Any]:
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 

@@ -10,23 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from random import Random
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import block_of
+from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
-from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
 from eagletwin.harness.engines.host import WouldNotStart
 
-from .plan import Plan
+from .options import Plan
 
 NO_BLOCK = -1  # of a case of the ledger, which no block draws
 
@@ -74,20 +72,6 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     numbers: str = ""
 
 
-class Drawn(Protocol):
-    """Cases that share an engine configuration: cases/blocks.py's Block, as far as they are run."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def draw_seed(self) -> int: ...
-    @property
-    def as_released(self) -> bool: ...
-    @property
-    def probe(self) -> Case: ...
-    def cases(self) -> list[Case]: ...
-
-
 class Looking:
     """Runs blocks of a search on the engines of one host."""
 
@@ -98,7 +82,7 @@ class Looking:
         """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
         yield from self.run(block_of(self._plan.seed, number, self._plan.asked), earlier)
 
-    def run(self, block: Drawn, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
+    def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""
         probe = block.probe
         views = self._mends.views(probe)
@@ -122,7 +106,7 @@ class Looking:
             yield _seen(NO_BLOCK, one, within, trial.signature, self._mends.run)
 
     def _cases(
-        self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
+        self, block: Block, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
     ) -> Iterator[CaseSeen | Unstarted]:
         told, cases = tuple[str, ...](), block.cases()
         if not cases:
@@ -134,13 +118,7 @@ class Looking:
             if seen.known:
                 mended, told = self._mends.seen(block.probe, view), seen.known
 
-    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
-        if unmet := self._plan.unmet(case):
-            raise HarnessError(
-                f"a generated case lacks what was asked for: {unmet}",
-                consequence="the search ended there, since it would have searched something else",
-                remedy="this is a bug of eagletwin: report it with the command",
-            )
+    def _case(self, block: Block, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
         trial = self._mends.trials(mended, view).look(case)
         shown, ran = trial.signature, self._mends.ran
         one = Explained((), mended, trial)

@@ -12,7 +12,6 @@ from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import count, others_in_plain_decode
 from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow
 
-from ..campaign.page import CampaignDone, campaign_sections
 from ..page_facts import left_out, never_happened, read_facts
 
 SUMMARY = "summary.json"
@@ -38,6 +37,8 @@ class _Tally(Struct, kw_only=True):
     excused: dict[str, int] = {}
     gaps: int = 0
     relaxed: int = 0
+    deaths: int = 0
+    lost: list[str] = []
     changes: Changes | None = None
 
 
@@ -92,7 +93,6 @@ class Summary(Struct, kw_only=True):
     command: str = ""
     exit_code: int | None = None
     known_note: str = ""
-    campaign: CampaignDone | None = None
 
 
 def excused_text(excused: Mapping[str, int]) -> str:
@@ -122,11 +122,12 @@ def search_page(folder: Path) -> Page:
     facts += [("something never compared", count(tally.gaps, "case"))] if tally.gaps else []
     facts += [("excused", excused_text(tally.excused))] if tally.excused else []
     facts += [("plain decode", others_in_plain_decode(tally.relaxed))] if tally.relaxed else []
+    facts += [("workers that ended", str(tally.deaths))] if tally.deaths else []
+    facts += [("not searched", "; ".join(tally.lost))] if tally.lost else []
     facts += [("exit code", f"{summary.exit_code}: {MEANING[summary.exit_code]}")] if summary.exit_code in MEANING else []
     sections = [*_found(folder, summary), *_looked_at(tally), *left_out(summary.not_looked_at, summary.refused)]
-    sections += campaign_sections(summary.campaign) if summary.campaign is not None else []
     return Page(
-        title=f"{'Search' if summary.campaign is None else 'Campaign'} {folder.name}",
+        title=f"Search {folder.name}",
         status=status,
         headline=summary.headline or f"{count(tally.cases, 'case')}, {count(len(summary.findings), 'finding')}",
         facts=tuple(facts),

@@ -1,35 +1,39 @@
-"""A search on several cores: blocks of cases are run here and in processes of their own (worker.py).
+"""Who runs the blocks of a search: this process, and workers beside it (worker.py), which are processes of this machine or
+actors of Ray (on_ray.py).
 
-What is seen comes in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the
-same on any number of cores; on as many, where a change directs it (steering.py). On a CPU SGLang is imported once, and all of
-them have their engines from that.
+Results come in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the same
+with any number of workers; with as many, where a change directs it (steering.py). On a CPU SGLang is imported once, and all
+processes of this machine have their engines from that.
 """
 
 import os
-import queue
 import subprocess
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.engines.host import Host
 
 from ..options import tell
-from .looking import CaseSeen, Looking, Unstarted
-from .messages import TRIES, Answer, BlockFailed, BlockOver, Wanted, read_answer, written
-from .options import SearchOptions
+from .journal import Died, Journal, Over, Past
+from .looking import CaseSeen, Looking
+from .options import Plan, SearchOptions
 from .steering import Order, count_cases
+from .tally import Tally
+from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, read_answer, written
 
-_AHEAD = 4  # blocks for each process that may be run before their turn
-_PATIENCE = 5.0  # seconds for a process that closed its pipe to end, so that its exit code is known
-_PROCESS_BYTES = 1_500_000_000  # of memory that one process takes with its engines
+AHEAD = 4  # blocks for each worker that may be run before their turn
+_TRIES = 3  # workers that may end over one block before it is given up; or one after the other before one is up
+_PATIENCE = 5.0  # seconds for a worker that answers no more to end, so that it is known how
+WORKER_BYTES = 1_500_000_000  # of memory that one worker takes with its engines
 
 
 def cores() -> int:
@@ -38,211 +42,348 @@ def cores() -> int:
     with suppress(OSError, StopIteration, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        return max(1, min(cpus, free // _PROCESS_BYTES))
+        return max(1, min(cpus, free // WORKER_BYTES))
     return cpus
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process, if it has not ended, and close its pipes."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # nobody reads what was not written
-            assert pipe is not None
-            pipe.close()
+class Link(Protocol):
+    """A worker, as the pool reaches it."""
+
+    def wait(self) -> None:
+        """Return when the worker is up. Raises if it does not get up."""
+        ...
+
+    def run(self, job: bytes) -> Iterator[bytes]:
+        """The answers to a job, as they come. Raises, or ends, where the worker does."""
+        ...
+
+    def kill(self) -> None:
+        """End it, so that the thread that waits for it waits no longer."""
+        ...
+
+    def close(self) -> None:
+        """The same, by that thread."""
+        ...
+
+    def how_it_ended(self, error: Exception) -> str: ...
 
 
-@dataclass(slots=True)
-class _Ours:
-    """The block at a place, run here before its turn. seen: what came of its first cases."""
+class Workers(Protocol):
+    """Where workers are started. ahead: how many blocks may be run before their turn."""
 
-    place: int
-    _rest: Iterator[CaseSeen | Unstarted]
-    _seen: list[CaseSeen | Unstarted] = field(default_factory=list)
+    ahead: int
 
-    def run_one(self) -> bool:
-        """Run its next case; whether there was one."""
-        seen = next(self._rest, None)
-        if seen is not None:
-            self._seen.append(seen)
-        return seen is not None
+    def number(self) -> int:
+        """How many there are to be at this time."""
+        ...
 
-    def all(self) -> Iterator[CaseSeen | Unstarted]:
-        """What comes of all of it, now that its turn has come."""
-        yield from self._seen
-        yield from self._rest
+    def start(self) -> Link: ...
 
 
-class Several:
-    """Runs the blocks here and in `processes` - 1 others. Use as a context manager."""
+class Process:
+    """A worker in a process of this machine."""
 
-    def __init__(self, mends: Mends, options: SearchOptions, processes: int) -> None:
-        self._looking = Looking(mends, options.plan)
-        self._host = mends.host
-        self._options = options
-        self._size = processes
-        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}  # blocks that another process runs, or has run
-        self._order = Order(options.plan.seed, options.plan.asked, _AHEAD * processes)
-        self._turn, self._next, self._resting, self._closed = 0, 0, False, False
+    def __init__(self, command: list[str], terms: bytes, pass_fds: tuple[int, ...] = ()) -> None:
+        self._process = subprocess.Popen(command, pass_fds=pass_fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._terms = terms
+
+    def wait(self) -> None:
+        self._send(self._terms)
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+    def run(self, job: bytes) -> Iterator[bytes]:
+        assert self._process.stdout is not None
+        self._send(job)
+        while line := self._process.stdout.readline():
+            yield line
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # nobody reads what was not written
+                assert pipe is not None
+                pipe.close()
+
+    def how_it_ended(self, error: Exception) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            return how_it_ended(self._process.wait(_PATIENCE))
+        return f"gave an answer that cannot be read ({error})"
+
+
+class LocalWorkers:
+    """Workers on this machine, beside the process that drives the search."""
+
+    def __init__(self, host: Host, options: SearchOptions, number: int) -> None:
+        self._host, self._terms, self._number = host, written(Terms(options)), number
+        self.ahead = AHEAD * (number + 1)
+
+    def number(self) -> int:
+        return self._number
+
+    def start(self) -> Process:
+        command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
+        joins = self._host.shared()
+        with joins or nullcontext():
+            number = () if joins is None else (joins.fileno(),)
+            return Process([*command, *map(str, number)], self._terms, number)
+
+
+class BlockPool:
+    """Runs the blocks of a search here and by workers. Use as a context manager if there are workers.
+
+    past   results of earlier drivers, which are not run again
+    tally  has the workers that ended, and the blocks that were given up
+    """
+
+    def __init__(
+        self,
+        mends: Mends,
+        plan: Plan,
+        workers: Workers | None = None,
+        journal: Journal | None = None,
+        past: Past | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
+        self._tally = tally or Tally()
+        self.ahead = workers.ahead if workers is not None else 0
+        if past is not None and (mends.run.patches or mends.host.source.difference is not None):
+            self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
+        self._order = Order(plan.seed, plan.asked, self.ahead)
+        # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.
+        self._seen: dict[int, list[Seen]] = {} if past is None else dict(past.seen)
+        self._over: set[int] = set() if past is None else set(past.over)
+        self._running, self._left = set[int](), set[int]()
+        self._turn, self._next = 0, max([*self._over, *self._seen], default=-1) + 1
+        self._left |= set(range(self._next)) - self._over
+        self._past = frozenset(self._over)
+        self._tries = Counter[int]()
+        self._failed: dict[int, HarnessError] = {}  # by the place of the block; -1: whatever the block
+        self._here: tuple[int, Iterator[Seen]] | None = None  # the block that is run here
+        self._resting = self._closed = False
+        self._unborn = self._done = 0  # workers that ended before they were up, since one was; blocks that workers ran
         self._changed = threading.Condition()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._links: dict[int, Link] = {}
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> "Several":
-        for place in range(self._size - 1):
-            self._processes.append(self._worker())
-            self._threads.append(threading.Thread(target=self._feed, args=(place,), daemon=True))
-            self._threads[-1].start()
+    def __enter__(self) -> "BlockPool":
+        self._grow()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for process in self._processes:
-            process.terminate()
-        for process, thread in zip(self._processes, self._threads, strict=True):
-            process.wait()
-            thread.join()  # it has read to the end
-            _end(process)
+        for link in list(self._links.values()):
+            link.kill()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
 
-    def _worker(self) -> "subprocess.Popen[bytes]":
-        command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
-        joins = self._host.shared()
-        with joins or nullcontext():
-            number = () if joins is None else (joins.fileno(),)
-            return subprocess.Popen(
-                [*command, *map(str, number)], pass_fds=number, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+    @property
+    def replays(self) -> bool:
+        """Whether the block whose turn it is was run to its end by an earlier driver."""
+        return self._turn in self._past
 
-    def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
+    def _grow(self) -> None:
+        """Have as many workers as there are to be: a cluster may grow."""
+        while self._workers is not None and len(self._threads) < self._workers.number():
+            number = len(self._threads)
+            link = self._links[number] = self._workers.start()
+            thread = threading.Thread(target=self._feed, args=(number, link), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def blocks(self) -> Iterator[Iterator[Seen]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
-        ours: deque[_Ours] = deque()  # begun here before their turn; the last one alone may be unfinished
         for place in count():
             with self._changed:
                 self._turn, self._resting = place, False
                 self._changed.notify_all()
-            if ours and ours[0].place == place:
-                block = ours.popleft().all()
-            elif place in self._answers:
-                block = self._theirs(place, ours)
-            else:
-                mine = self._take()
-                assert mine == place
-                block = self._looking.block(self._order.number(place))
-            yield count_cases(self._order, place, block)
+            self._grow()
+            yield count_cases(self._order, place, self._block(place))
 
     def rest(self) -> None:
         """Begin no further block until the next one is asked for."""
         with self._changed:
             self._resting = True
 
-    def _take(self) -> int:
-        """The next block that nobody runs, to be run here; -1: it is too far ahead."""
-        with self._changed:
-            if self._next > self._turn + _AHEAD * self._size:
-                return -1
-            self._next += 1
-            return self._next - 1
-
-    def _theirs(self, place: int, ours: "deque[_Ours]") -> Iterator[CaseSeen | Unstarted]:
-        answers = self._answers[place]
+    def _block(self, place: int) -> Iterator[Seen]:
+        """The results of the block whose turn it is, as they come."""
+        taken = 0
         while True:
-            try:
-                answer = answers.get_nowait()
-            except queue.Empty:
-                if self._run_ahead(ours):  # use the time
-                    continue
-                answer = answers.get()
-            if isinstance(answer, BlockOver):
-                del self._answers[place]
-                return
-            if isinstance(answer, BlockFailed):
-                raise HarnessError(answer.cause, consequence=answer.consequence, remedy=answer.remedy)
-            yield answer
+            with self._changed:
+                seen = self._seen.setdefault(place, [])
+                if len(seen) <= taken and (error := self._failed.get(place) or self._failed.get(-1)):
+                    raise error
+                if len(seen) <= taken and place in self._over:
+                    del self._seen[place]
+                    return
+            if len(seen) > taken:
+                taken += 1
+                yield seen[taken - 1]
+            elif not self._run_here():
+                with self._changed:
+                    while len(seen) <= taken and place not in self._over and not self._may_go_on(place):
+                        self._changed.wait()
 
-    def _run_ahead(self, ours: "deque[_Ours]") -> bool:
-        """Run one case of a block whose turn has not come. False: there is none that may be run yet.
+    def _may_go_on(self, place: int) -> bool:
+        """Whether no worker has the block at this place, nor is to have it; or that is of no use any more."""
+        mine = place not in self._running and not self._tries[place]
+        return mine or place in self._failed or -1 in self._failed
 
-        Some blocks take ten times as long as others, and one block alone would not fill that time."""
-        while not ours or not ours[-1].run_one():
-            mine = self._take()
-            if mine < 0:
-                return False
-            ours.append(_Ours(mine, self._looking.block(self._order.number(mine))))
-        return True
+    def _run_here(self) -> bool:
+        """Run one case here, of a block that nobody else runs, also before its turn: some blocks take ten times as long as
+        others. False: there is none that may be run yet."""
+        while True:
+            if self._here is None:
+                place = self._take(here=True)
+                if place < 0:
+                    return False
+                self._here = place, self._looking.block(self._order.number(place), self._earlier(place))
+            place, rest = self._here
+            seen = next(rest, None)
+            if seen is not None:
+                self._note(place, seen)
+                return True
+            self._here = None
+            self._end(place)
+            if place == self._turn:
+                return True
 
-    def _feed(self, process: int) -> None:
-        """Hand one process block after block, and keep its answers. One that ends is replaced, TRIES - 1 times in one block."""
-        options: SearchOptions | None = self._options  # what the process was not sent yet
-        while (place := self._hand_out()) >= 0:
-            heard = list[CaseSeen | Unstarted]()
-            for tries in count(1):
-                try:
-                    self._run_block(self._processes[process], options, place, heard)
-                    options = None
-                    break
-                except Exception:
-                    if not self._replaced(process, place, tries):
-                        return
-                    options = self._options
-
-    def _run_block(
-        self, process: "subprocess.Popen[bytes]", options: SearchOptions | None, place: int, heard: list[CaseSeen | Unstarted]
-    ) -> None:
-        """Have a process run a block. heard: what came of it from processes that ended over it, and from now on of this one."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if options is not None:
-            process.stdin.write(written(options))
+    def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
+        """Results of a block that somebody left: they are not run again."""
         number = self._order.number(place)
-        earlier = tuple(one for one in heard if isinstance(one, CaseSeen) and one.block == number)
-        repeated = tuple(one for one in heard if one not in earlier)  # cases of the ledger, and an engine that would not start
-        process.stdin.write(written(Wanted(number, earlier)))
-        process.stdin.flush()
-        while True:
-            answer = read_answer(process.stdout.readline())
-            if answer not in repeated:
-                self._answers[place].put(answer)
-            if isinstance(answer, BlockOver | BlockFailed):
-                return
-            heard.append(answer)
+        return tuple(one for one in self._seen.get(place, ()) if isinstance(one, CaseSeen) and one.block == number)
 
-    def _replaced(self, process: int, place: int, tries: int) -> bool:
-        """Start a process in place of one that ended over a block; False: the search is over, or that block ends it."""
-        ended, number = self._processes[process], self._order.number(place)
-        with suppress(subprocess.TimeoutExpired):
-            ended.wait(_PATIENCE)
+    def _note(self, place: int, seen: Seen) -> None:
+        """Enter a result. Cases of the ledger, which everybody runs, and engines that would not start may come again."""
         with self._changed:
-            if self._closed:
-                return False
-            code = ended.poll()
-            how = "gave an answer that cannot be read" if code is None else how_it_ended(code)
+            known = self._seen.setdefault(place, [])
+            if seen in known:
+                return
+            if self._journal is not None:
+                self._journal.saw(place, seen)
+            known.append(seen)
+            self._changed.notify_all()
+
+    def _end(self, place: int, lost: str = "") -> None:
+        """A block is over."""
+        with self._changed:
+            self._running.discard(place)
+            self._over.add(place)
+            self._tally.lost += [lost] if lost else []
+            if self._journal is not None:
+                self._journal.add(Over(place, lost))
+            self._changed.notify_all()
+
+    def _take(self, *, here: bool = False) -> int:
+        """A block that somebody left, or the next one, to be run now; -1: it is too far ahead. here: not one over which a
+        worker ended, since this process might end as well."""
+        with self._changed:
+            may = (place for place in self._left if not (here and self._tries[place]))
+            place = min(may, default=self._next)
+            if place > self._turn + self.ahead:
+                return -1
+            self._left.discard(place)
+            self._next = max(self._next, place + 1)
+            self._running.add(place)
+            return place
+
+    def _feed(self, number: int, first: Link) -> None:
+        """Hand one worker block after block. One that ends is replaced."""
+        link: Link | None = first
+        while link is not None:
+            place, how = -1, ""
             try:
-                if tries < TRIES:
-                    _end(ended)
-                    self._processes[process] = self._worker()
-                    tell(f"note: a process of the search {how} in block {number}; another one takes its place")
-                    return True
-            except OSError as error:
-                how = f"{how}, and no other one starts: {error}"
-            ended_over = f"{tries} {'process' if tries == 1 else 'processes'} of the search ended over block {number}"
-            self._answers[place].put(
-                BlockFailed(
-                    f"{ended_over}: the last one {how}",
-                    "the search ended there, since that block was not searched to its end",
-                    "look at what they printed above; free some memory, or give -n 1",
-                )
+                link.wait()
+                self._unborn = 0
+                while (place := self._hand_out()) >= 0:
+                    self._run_block(link, place)
+            except Exception as error:
+                how = link.how_it_ended(error)
+            link.close()
+            link = self._replacement(number, place, how) if how else None
+
+    def _fail(self, cause: str) -> None:
+        with self._changed:
+            self._failed[-1] = HarnessError(
+                cause,
+                consequence="the search ended there; its results are kept",
+                remedy="look at what they printed above; free some memory or give -n 1, then continue with --resume",
             )
-            return False
+            self._changed.notify_all()
 
     def _hand_out(self) -> int:
-        """The next block that nobody runs; -1: the search is over."""
+        """The next block for a worker; -1: the search is over."""
         with self._changed:
-            while not self._closed and (self._resting or self._next > self._turn + _AHEAD * self._size):
+            while not self._closed:
+                place = -1 if self._resting else self._take()
+                if place >= 0:
+                    return place
                 self._changed.wait()
+            return -1
+
+    def _run_block(self, link: Link, place: int) -> None:
+        """Have a worker run a block. Raises if the worker ends before the block is over."""
+        for line in link.run(written(BlockJob(self._order.number(place), self._earlier(place)))):
+            answer = read_answer(line)
+            if isinstance(answer, BlockOver):
+                self._done += 1
+                self._end(place)
+                return
+            if isinstance(answer, BlockFailed):
+                with self._changed:
+                    self._failed[place] = HarnessError(answer.cause, consequence=answer.consequence, remedy=answer.remedy)
+                    self._changed.notify_all()
+                return
+            self._note(place, answer)
+        raise EOFError("it answered no more")
+
+    def _replacement(self, number: int, place: int, how: str) -> Link | None:
+        """A worker in place of one that ended, over the block at this place, or before it was up (-1); None: the search is
+        over, or none gets up any more."""
+        with self._changed:
             if self._closed:
-                return -1
-            self._answers[self._next] = queue.SimpleQueue()
-            self._next += 1
-            return self._next - 1
+                return None
+            if place >= 0:
+                self._leave(place, how)
+            else:
+                self._unborn += 1
+                tell(f"note: a worker {how} before it was up; another one takes its place")
+            if self._unborn >= _TRIES:
+                self._fail(f"{self._unborn} workers, one after the other, ended before they were up: the last one {how}")
+                return None
+            try:
+                assert self._workers is not None
+                link = self._links[number] = self._workers.start()
+            except OSError as error:
+                self._fail(f"a worker {how}, and no other one starts: {error}")
+                return None
+            return link
+
+    def _leave(self, place: int, how: str) -> None:
+        """A worker ended over a block: another one runs the rest of it, unless too many did."""
+        block = f"block {self._order.number(place)}"
+        self._tries[place] += 1
+        self._tally.deaths += 1
+        if self._journal is not None:
+            self._journal.add(Died(place))
+        if self._tries[place] < _TRIES:
+            tell(f"note: a worker {how} in {block}; another one takes its place")
+            self._running.discard(place)
+            self._left.add(place)
+            self._changed.notify_all()
+            return
+        lost = f"{block}, over which {_TRIES} workers ended: the last one {how}"
+        tell(f"note: not searched: {lost}")
+        self._end(place, lost)
+        if len(self._tally.lost) >= _TRIES and not self._done:
+            self._fail(f"workers end in each block: the last one {how}")

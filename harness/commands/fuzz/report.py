@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -14,10 +14,10 @@ from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
+from .journal import JOURNAL, PastFinding
 from .page import MEANING, SUMMARY, excused_text, search_page
 from .search import Fuzz
 from .shrinking import Finding, Shrinking
@@ -32,17 +32,6 @@ def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
         return EXIT_DIVERGED
     unseen = search.trials.run.strict and search.tally.changes.headline
     return EXIT_EQUAL if search.looked_enough and not findings and not unseen else EXIT_UNKNOWN
-
-
-class ToReport(Protocol):
-    """What a report says of a finding; the rest is told as it is found (finding_text)."""
-
-    @property
-    def signature(self) -> Signature: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def facts(self) -> dict[str, Any]: ...
 
 
 def finding_text(finding: Finding, columns: int) -> str:
@@ -64,7 +53,7 @@ def finding_text(finding: Finding, columns: int) -> str:
 
 
 def tally_text(
-    search: Fuzz, findings: Sequence[ToReport], columns: int, code: int | None = None, *, verbose: bool = False
+    search: Fuzz, findings: Sequence[Finding | PastFinding], columns: int, code: int | None = None, *, verbose: bool = False
 ) -> str:
     """What was run, and what it says. A finding that was still being shrunk counts as found.
 
@@ -89,6 +78,10 @@ def tally_text(
     lines += _known(search, columns) if verbose else _known_in_short(search, columns)
     lines += _asides(search, findings, columns) if verbose else []
     lines += _refused(search, columns) if verbose else _refused_in_short(search, columns)
+    if tally.deaths:
+        lines.append(f"{count(tally.deaths, 'worker')} ended over a block.")
+    for lost in tally.lost:
+        lines += fold(f"Not searched: {lost}.", columns, "")
     unfinished = search.found[len(findings) :]
     if unfinished:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
@@ -99,6 +92,8 @@ def tally_text(
     elif left_out:
         names = [one.partition(" (--")[0].partition(": ")[0] for one in left_out]
         lines += fold(f"Not looked at: {shortened(names, _SHOWN)}.", columns, "")
+    if code in (None, EXIT_INTERRUPTED) and (search.folder / JOURNAL).is_file():
+        lines.append(f"Continue with: eagletwin fuzz --resume {search.folder}")
     return "\n".join([*lines, "", *ends, f"Folder: {search.folder}" + ("" if verbose else " (report.html; --verbose: here)")])
 
 
@@ -135,7 +130,7 @@ def _reached(tally: Tally, columns: int) -> list[str]:
     return lines + (fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else [])
 
 
-def _of_the_change(search: Fuzz, findings: Sequence[ToReport]) -> Iterator[str]:
+def _of_the_change(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
     """Which changed code ran, and whether that altered anything."""
     changes, source = search.tally.changes, search.trials.host.source
     yield from changes.lines
@@ -277,7 +272,7 @@ def _values(values: list[int]) -> str:
     return " ".join(map(str, values))
 
 
-def _asides(search: Fuzz, findings: Sequence[ToReport], columns: int) -> list[str]:
+def _asides(search: Fuzz, findings: Sequence[Finding | PastFinding], columns: int) -> list[str]:
     """What was seen and not looked into, each with a case that shows it."""
     if not search.asides:
         return []
@@ -317,14 +312,10 @@ def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
 
 
 def write_summary(
-    folder: Path,
-    search: Fuzz,
-    findings: Sequence[ToReport],
-    code: int | None = None,
-    more: Mapping[str, Any] | None = None,
+    folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None = None
 ) -> dict[str, Any]:
     """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. code:
-    as there; more: further figures."""
+    as there."""
     tally = search.tally
     figures: dict[str, Any] = {
         "headline": _headline(search, code),
@@ -357,7 +348,6 @@ def write_summary(
             }
             for one in search.asides.values()
         ],
-        **(more or {}),
     }
     for bug in tally.known.values():
         if bug.example is not None:

@@ -1,30 +1,33 @@
 """Generate cases until one shows something that no known bug explains, shrink it to one that a person can hold in the head, and
 keep all of it.
 
-Hypothesis draws the cases (cases/blocks.py) and shrinks; looking.py runs them, here or in other processes (pool.py);
-check/known.py says what is known, and check/confirm.py makes sure.
+Hypothesis draws the cases (cases/blocks.py) and shrinks; looking.py runs them, here or by workers (pool.py); check/known.py
+says what is known, and check/confirm.py makes sure. journal.py keeps what a search that was ended needs to continue.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count as count_from
 from pathlib import Path
-from typing import Protocol
 
+from msgspec.structs import replace
+
+from eagletwin.cases.blocks import block_of
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import Mends, entries_of, may_be
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
-from .inquiry import Inquiry
-from .looking import CaseSeen, Looking, Unstarted
-from .plan import Plan
+from .journal import Conclusion, Journal, Past, PastFinding, SetAside
+from .looking import NO_BLOCK, CaseSeen, Unstarted
+from .options import Plan
+from .pool import BlockPool
 from .shrinking import Finding, Shrinking, Teller
-from .steering import Order, count_cases
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
@@ -47,54 +50,92 @@ class Aside:
     undecided: bool = False
 
 
-class Blocks(Protocol):
-    """Who runs the blocks of a search."""
-
-    def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
-        """One block after the other in the order of their numbers, with what is seen in each as it comes."""
-        ...
-
-    def rest(self) -> None:
-        """Nothing more is wanted for now."""
-        ...
-
-
 @dataclass(slots=True)
-class Here:
-    """Runs the blocks in this process."""
+class Inquiry:
+    """The inquiry into a case that shows something new: whether a bug is behind it that such a case was not thought to show;
+    then it is made small. seen: after `bug`, with the entries that make it equal though it is new."""
 
     mends: Mends
     plan: Plan
+    seen: CaseSeen
 
-    def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
-        looking, order = Looking(self.mends, self.plan), Order(self.plan.seed, self.plan.asked, 0)
-        for place in count_from():
-            yield count_cases(order, place, looking.block(order.number(place)))
+    def bug(self) -> str:
+        """The id of the known bug that is behind it; empty: it is new."""
+        seen, trials = self.seen, self._trials
+        if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
+            return ""  # what does not show alone is gone with any remedy
+        bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
+        if bug and self.mends.right_in_base(seen.case, self._mended, seen.view):
+            self.seen = replace(seen, cured=(bug,))
+            return ""
+        return bug
 
-    def rest(self) -> None:
-        pass
+    def begin(self, folder: Path, teller: Teller) -> Shrinking:
+        """The shrinking, which has the case as it was found on disk."""
+        plan = self.plan
+        shutil.rmtree(folder, ignore_errors=True)  # of a driver that was ended while it shrank this
+        return Shrinking(
+            self.seen, self.mends, folder, seconds=plan.shrink_seconds, seed=plan.seed, command=plan.command, teller=teller
+        )
+
+    def finish(self, shrinking: Shrinking, cases: int, seconds: float) -> Finding:
+        """Make it small, and confirm it. cases, seconds: until it was found."""
+        seen, plan = self.seen, self.plan
+        shrinking.shrink(
+            None if seen.block == NO_BLOCK else block_of(plan.seed, seen.block, plan.asked),
+            (lambda case: self.mends.right_in_base(case, self._mended, seen.view)) if seen.cured else None,
+        )
+        return shrinking.conclude(cases, seconds, self._apart)
+
+    @property
+    def past(self) -> str:
+        """Why it is no known bug, where a remedy makes it equal: a part of a sentence."""
+        return f", which {self._called} does not show" if self.seen.cured else ""
+
+    @property
+    def _trials(self) -> Trials:
+        return self.mends.trials(self._mended, self.seen.view)
+
+    @property
+    def _mended(self) -> tuple[Entry, ...]:
+        return entries_of(self.seen.mended)
+
+    @property
+    def _called(self) -> str:
+        return "" if self.mends.base is None else self.mends.base.called
+
+    @property
+    def _apart(self) -> str:
+        """Why what was found is no known bug, though remedies mend it; empty if none does."""
+        if not self.seen.cured:
+            return ""
+        names = " and ".join(self.seen.cured)
+        return f"With the remedy of {names} it is equal, too, but {self._called} is right in this case, so the change is wrong."
 
 
 @dataclass(slots=True)
 class Fuzz:
     """One search. `search` yields findings as they come; `tally` is up to date at any time.
 
+    pool    who runs the blocks; None: this process alone
+    past    what earlier drivers of this search left; journal: where this one leaves it
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
-    begun   when, by the clock of `seconds`
     """
 
     trials: Trials
     folder: Path
     plan: Plan
     progress: Callable[[str], None] = lambda text: None
-    pool: Blocks | None = None
+    pool: BlockPool | None = None
     line: Line = field(default_factory=Line)
+    past: Past | None = None
+    journal: Journal | None = None
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
     asides: dict[Signature, Aside] = field(default_factory=dict)
     shrinking: Shrinking | None = None
-    begun: float = 0.0
+    _begun: float = 0.0
     _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
     _in_vain: int = 0
@@ -102,12 +143,15 @@ class Fuzz:
 
     def __post_init__(self) -> None:
         draw_from_seeds_alone()
-        self.begun = self._told_at = time.monotonic()
+        self._begun = self._told_at = time.monotonic()
         self._mends = Mends(self.trials.host, self.trials.run)
+        if self.past is not None:
+            self._begun -= self.past.at
+            self.tally.deaths, self.tally.lost = self.past.deaths, list(self.past.lost)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.begun
+        return time.monotonic() - self._begun
 
     @property
     def mends(self) -> Mends:
@@ -115,18 +159,19 @@ class Fuzz:
         return self._mends
 
     def search(self) -> Iterator[Finding]:
-        """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded."""
-        pool = self.pool or Here(self.mends, self.plan)
+        """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded, unless an
+        earlier driver found it."""
+        pool = self.pool = self.pool or BlockPool(self.mends, self.plan)
         for block in pool.blocks():
             for seen in block:
                 finding = self._take(seen, pool)
                 if finding is not None:
                     yield finding
-                if self._enough():
+                if self._enough(pool):
                     return
             self.tell()
 
-    def _take(self, seen: CaseSeen | Unstarted, pool: Blocks) -> Finding | None:
+    def _take(self, seen: CaseSeen | Unstarted, pool: BlockPool) -> Finding | None:
         """Count what was seen; the finding, if it is new."""
         if isinstance(seen, Unstarted):
             self.tally.refuse(seen)
@@ -134,12 +179,31 @@ class Fuzz:
             return None
         if not self.count(seen):
             return None
+        if self.past is not None and self.past.concluded:
+            self._repeat(seen, self.past.concluded.popleft())
+            return None
         pool.rest()
         inquiry = Inquiry(self.mends, self.plan, seen)
         if bug := inquiry.bug():
             self.tally.explain(seen, bug)
+            self._note(Conclusion(bug))
             return None
         return self._shrink(inquiry)
+
+    def _repeat(self, seen: CaseSeen, concluded: Conclusion) -> None:
+        """Count what a case came to by an earlier driver."""
+        assert seen.signature is not None
+        for aside in concluded.asides:
+            self.set_aside(aside.case, aside.signature, aside.undecided)
+        if concluded.finding is None:
+            self.tally.explain(seen, concluded.bug)
+            return
+        self.found.append(self.folder / concluded.finding.name)
+        self.known |= {seen.signature, concluded.finding.signature}
+
+    def _note(self, concluded: Conclusion) -> None:
+        if self.journal is not None:
+            self.journal.add(concluded)
 
     def count(self, seen: CaseSeen) -> bool:
         """Count a case; whether it shows something that no known bug explains, and that was not found before."""
@@ -157,12 +221,20 @@ class Fuzz:
     def _shrink(self, inquiry: Inquiry) -> Finding:
         seen, cases, seconds = inquiry.seen, self.tally.cases, self.seconds
         assert seen.signature is not None
-        teller = Teller(aside=self.set_aside, news=self.progress, look=self.line.look)
+        asides = list[SetAside]()
+
+        def aside(case: Case, signature: Signature, undecided: bool) -> None:
+            self.set_aside(case, signature, undecided)
+            asides.append(SetAside(case, signature, undecided))
+
+        teller = Teller(aside=aside, news=self.progress, look=self.line.look)
         shrinking = self.shrinking = inquiry.begin(self.folder / f"finding-{len(self.found) + 1}", teller)
         self.found.append(shrinking.folder)
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
+        past = PastFinding(finding.signature, finding.name, finding.status, finding.facts)
+        self._note(Conclusion(finding=past, asides=tuple(asides)))
         return finding
 
     def compare_with_base(self) -> None:
@@ -181,12 +253,12 @@ class Fuzz:
     def looked_enough(self) -> bool:
         """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST, as
         many of a long search ran the change, if there is one, no more than MOST_UNDECIDED of them were left undecided or with a
-        gap, and what would not start is not to start."""
+        gap, no block was given up, and what would not start is not to start."""
         tally = self.tally
         ran_enough = bool(tally.statuses["equal"]) and tally.cases >= min(LEAST, self.plan.max_cases)
         ran_enough &= tally.changes.differs is None or self.plan.max_cases < LEAST or tally.reached >= LEAST
         most = MOST_UNDECIDED * tally.cases
-        return ran_enough and tally.undecided <= most and tally.gaps <= most and not self.unstarted
+        return ran_enough and tally.undecided <= most and tally.gaps <= most and not tally.lost and not self.unstarted
 
     @property
     def unstarted(self) -> list[Unstarted]:
@@ -196,10 +268,10 @@ class Fuzz:
         whole = not source.tree and not self.trials.run.patches
         return [] if whole else [one for one in self.tally.refused.values() if not one.ours]
 
-    def _enough(self) -> bool:
+    def _enough(self, pool: BlockPool) -> bool:
         if self._in_vain >= _IN_VAIN and not self.tally.cases:
             return True
-        return self.seconds >= self.plan.seconds or self.tally.cases >= self.plan.max_cases
+        return self.tally.cases >= self.plan.max_cases or (self.seconds >= self.plan.seconds and not pool.replays)
 
     def keep_elsewhere(self, folder: Path) -> None:
         """Where the run folder cannot be written: put what was still being shrunk into another one."""

@@ -49,7 +49,8 @@ class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
     what they were to run; impossible: cases with a request that asks for what cannot be; excused: differences that were no
     divergences, by the kind of the Excuse; gaps: cases with a gap; reached: cases that ran the change; tried: cases that were
-    run again to tell what they show, and tries: those runs."""
+    run again to tell what they show, and tries: those runs; deaths: workers that ended before their time, and were replaced;
+    lost: blocks that were given up, and why."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -72,6 +73,8 @@ class Tally:
     refused: dict[str, Unstarted] = field(default_factory=dict)
     tried: int = 0
     tries: int = 0
+    deaths: int = 0
+    lost: list[str] = field(default_factory=list)
 
     def add(self, seen: CaseSeen) -> None:
         verdict, case = seen.verdict, seen.case

@@ -1,16 +1,13 @@
 """The options of `eagletwin fuzz` that choose cases and limit the search, as Typer reads them."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from eagletwin.harness.core.case import WeightPath
-
-Sampling = Literal["none", "target", "rejection", "any"]
 MINUTES, SHRINK_MINUTES, MAX_CASES = 5.0, 3.0, 1_000_000
 
-_SEARCH, _CASES = "Search", "Cases: what all of them have"
+_SEARCH, _WHERE, _CASES = "Search", "Where it runs", "Cases"
 
 Minutes = Annotated[
     float,
@@ -37,9 +34,9 @@ Findings = Annotated[
     int,
     typer.Option(
         metavar="N",
-        min=1,
+        min=0,
         rich_help_panel=_SEARCH,
-        help="Go on until there are this many different findings. Two differ by rule, stage, layer or kernel; two "
+        help="End after this many different findings; 0: when the time is up. Two differ by rule, stage, layer or kernel; two "
         "crashes by exception and function.",
     ),
 ]
@@ -56,13 +53,32 @@ ShrinkMinutes = Annotated[
 Processes = Annotated[
     int,
     typer.Option(
+        "--workers",
         "-n",
         metavar="N",
         min=0,
-        rich_help_panel=_SEARCH,
-        help="Processes that run cases; on a CPU they share one import of SGLang. 0: one a core, as far as the memory goes. "
-        "The same seed draws the same cases, and comes to the same, with any number, unless a change directs the search.",
+        rich_help_panel=_WHERE,
+        help="Processes that run cases, or workers of the cluster with --address. Default: one a core, as far as the memory "
+        "goes. A seed gives the same cases and the same result for any number, except where a change directs the search.",
         show_default=False,
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        rich_help_panel=_WHERE,
+        help="Run cases on a Ray cluster as well: HOST:PORT, or `auto` for the one of this machine.",
+        show_default=False,
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        rich_help_panel=_WHERE,
+        help="Continue the search of this run folder, with its options. --minutes, --cases, --findings and --shrink-minutes "
+        "set new limits for all of it.",
     ),
 ]
 Shrink = Annotated[
@@ -78,72 +94,12 @@ Only = Annotated[
     typer.Option(
         metavar="FEATURE",
         rich_help_panel=_CASES,
-        help="Only cases with this feature, or with one of a list with commas: a topic such as trees, layers, sampling, "
-        "rejection, context-end, small-trees or updates, a model recipe or a family. Repeated: cases that have all of them.",
+        help="Only cases with this feature, or with one of a list with commas: a topic such as trees, sampling or grammar, a "
+        "value such as topk=4, context-length=16 or updates=disk, a model recipe or a family. Repeatable: cases that have all "
+        "of them. docs/guide/fuzz.md lists the features.",
     ),
 ]
 Not = Annotated[
     list[str] | None,
-    typer.Option("--not", metavar="FEATURE", rich_help_panel=_CASES, help="No cases with this feature. Can be repeated."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        rich_help_panel=_CASES,
-        help="Only this model recipe (docs/reference/case.md). Default: all of them.",
-    ),
-]
-Topk = Annotated[
-    int | None,
-    typer.Option(metavar="N", rich_help_panel=_CASES, help="1 (chains), 2, 3, 4, 8 or 16 (trees). Default: any."),
-]
-ContextLength = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        rich_help_panel=_CASES,
-        help="Only this context length of the model, 8, 16, 32 or 64: requests reach its end. Default: in one block of eight "
-        "any of them.",
-    ),
-]
-SmallTrees = Annotated[
-    bool,
-    typer.Option(
-        "--small-trees",
-        rich_help_panel=_CASES,
-        help="Only trees with fewer nodes than their longest path.",
-    ),
-]
-UpdateWeights = Annotated[
-    WeightPath | None,
-    typer.Option(
-        metavar="HOW",
-        rich_help_panel=_CASES,
-        help="Only workers that start with other weights and are given the model's, from `disk`, by `tensor` (all as one: "
-        "`tensor_bucket`), or by another process that broadcasts them (`distributed`, `distributed_bucket`).",
-    ),
-]
-SamplingOption = Annotated[
-    Sampling | None,
-    typer.Option(
-        metavar="HOW",
-        rich_help_panel=_CASES,
-        help="Only requests that sample: by the `target` alone, by `rejection` (chains only), or by `any` of the two; or "
-        "`none`: all requests are greedy. Default: some of each.",
-    ),
-]
-Asks = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ask",
-        metavar="WHAT",
-        rich_help_panel=_CASES,
-        help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
-        "processor), `min_p` (of requests that sample), `logprobs` (of the prompt, of what is sent, of the best "
-        "tokens), `penalties` (frequency, presence, repetition), `min_new_tokens`, `grammar` (small regular and "
-        "context-free ones; a third of the blocks has llguidance, the others xgrammar), `hidden_states` (of all tokens, "
-        "or of the last), `session` (turns of streaming sessions), `n` (several samples of a prompt), `adapter` (LoRA "
-        "on the target). Default: some of each. Known bugs with them are counted and mended, as all are. Repeatable.",
-    ),
+    typer.Option("--not", metavar="FEATURE", rich_help_panel=_CASES, help="No cases with this feature. Repeatable."),
 ]

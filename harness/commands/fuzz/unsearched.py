@@ -1,11 +1,13 @@
 """Features by which a search is narrowed, and what it left out of them: each with the option that adds it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from msgspec.structs import replace
 
+from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, TOPKS, WEIGHT_UPDATES
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
@@ -83,6 +85,14 @@ TOPICS: tuple[Topic, ...] = (
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
+# Names of one value of a setting: a field of cases.strategies.Focus, and the value.
+VALUES: Mapping[str, tuple[str, Any]] = {
+    **{f"topk={topk}": ("topk", topk) for topk in TOPKS},
+    **{f"context-length={length}": ("context_length", length) for length in sorted(filter(None, CONTEXT_LENGTHS))},
+    **{f"updates={how}": ("update_weights", how) for how in WEIGHT_UPDATES if how},
+}
+# Topics and values that a block is drawn with, in place of being drawn until it has them.
+_HELD: Mapping[str, tuple[str, Any]] = {"chains": ("topk", TOPKS[0]), "small-trees": ("tree_size", SMALL_TREE), **VALUES}
 # Of those that are no recipe's: what a pipeline runs (families/modes.py).
 _IN_STAGES = (
     *("trees", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks", "deterministic"),
@@ -102,9 +112,13 @@ def topics_of(case: Case) -> tuple[str, ...]:
 
 
 def has(case: Case, name: str) -> bool:
-    """Whether a case has a feature: a topic by its key, a recipe or a family by its name."""
-    topic = _BY_KEY.get(name)
-    return topic.has(case) if topic is not None else name in (case.model, RECIPES[case.model].family)
+    """Whether a case has a feature: a topic by its key, a value of a setting, a recipe or a family by its name."""
+    if (topic := _BY_KEY.get(name)) is not None:
+        return topic.has(case)
+    if name in VALUES:
+        field, value = VALUES[name]
+        return bool(getattr(case if field == "topk" else case.engine.sglang, field) == value)
+    return name in (case.model, RECIPES[case.model].family)
 
 
 def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], bool]:
@@ -112,13 +126,27 @@ def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], b
     for a name that is no feature's."""
     wanted = [each.split(",") for each in only]
     unwanted = [name for each in left_out for name in each.split(",")]
-    names = dict.fromkeys([*_BY_KEY, *FAMILIES, *RECIPES])
+    names = dict.fromkeys([*_BY_KEY, *VALUES, *FAMILIES, *RECIPES])
     for name in (*(name for each in wanted for name in each), *unwanted):
         if name not in names:
             raise InputError(f"there is no feature {name!r}", consequence="nothing was run", remedy=nearest(name, names))
     return lambda case: (
         all(any(has(case, name) for name in each) for each in wanted) and not any(has(case, name) for name in unwanted)
     )
+
+
+def held_by(only: Sequence[str]) -> dict[str, Any]:
+    """Fields of cases.strategies.Focus that are the same in all cases with these features."""
+    return dict([_HELD[name] for name in only if name in _HELD] + [("model", name) for name in only if name in RECIPES])
+
+
+def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:
+    """How the requests of all cases with these features sample, as cases.blocks.Asked has it; None: in any way, or not."""
+    if "sampling" in left_out:
+        return ""
+    if "rejection" in only:
+        return "rejection"
+    return None if "sampling" not in only else "target" if "rejection" in left_out else "any"
 
 
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:

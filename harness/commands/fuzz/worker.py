@@ -1,58 +1,138 @@
-"""A process that runs blocks of a search: `python -m eagletwin.harness.commands.fuzz.worker [FD]` (pool.py).
+"""A worker of a search, which runs blocks of cases: a process of this machine (pool.py) or an actor of Ray (on_ray.py).
 
-FD: where it joins the process that has imported SGLang; without, it has one of its own.
-It is told once what is searched, then one block after the other, and answers a line of JSON for each case.
+`python -m eagletwin.harness.commands.fuzz.worker [FD]`; FD: where it joins the process that has imported SGLang.
+
+It gets the search's terms once, then one block after the other, and answers a line of JSON for each case: no machine runs what
+another one sent.
 """
 
 import gc
 import os
 import signal
 import sys
-from typing import BinaryIO
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from eagletwin import __version__
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.errors import EagletwinError, HarnessError
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.start import Zygote
 
-from .looking import Looking
-from .messages import Answer, BlockFailed, BlockOver, Wanted, read_options, written
+from .looking import CaseSeen, Looking, Unstarted
+from .options import SearchOptions
+
+
+class Terms(Struct, frozen=True):
+    """The search that a worker is of. version: of the eagletwin that drives it."""
+
+    options: SearchOptions
+    version: str = __version__
+
+
+class BlockJob(Struct, frozen=True):
+    """A block to run. earlier: results of its first cases, where another worker ended over it."""
+
+    block: int
+    earlier: tuple[CaseSeen, ...] = ()
+
+
+class BlockOver(Struct, frozen=True, tag=True):
+    """The block is over."""
+
+
+class BlockFailed(Struct, frozen=True, tag=True):
+    """The harness's own code failed: nothing is known of the block."""
+
+    cause: str
+    consequence: str
+    remedy: str
+
+
+Seen = CaseSeen | Unstarted
+Answer = Seen | BlockOver | BlockFailed
+
+
+def written(message: Answer | BlockJob | Terms) -> bytes:
+    """The message as a line."""
+    return msgspec.json.encode(message, enc_hook=str) + b"\n"
+
+
+def read_answer(line: bytes) -> Answer:
+    answer: Answer = msgspec.json.decode(line, type=Answer)
+    return answer
+
+
+def as_path(wanted: type, value: Any) -> Any:
+    """Reads what msgspec does not read by itself."""
+    return Path(value) if wanted is Path else value
+
+
+class Worker:
+    """Runs blocks, one at a time. terms, jobs, answers: messages of this file, written.
+
+    joins  where it joins a process that has imported SGLang; -1: it has its own
+    """
+
+    def __init__(self, terms: bytes, joins: int = -1) -> None:
+        draw_from_seeds_alone()
+        read = msgspec.json.decode(terms, type=Terms, dec_hook=as_path)
+        self._version, self._options = read.version, read.options
+        source, mode = read.options.source, read.options.run.mode
+        self._host = Host(Zygote.joined(joins, source, mode) if joins >= 0 else None, source, mode)
+        self._looking: Looking | None = None
+
+    def up(self) -> int:
+        """Returns as soon as the worker is there: its process."""
+        return os.getpid()
+
+    def run(self, job: bytes) -> Iterator[bytes]:
+        """The answers to a job, as they come."""
+        wanted = msgspec.json.decode(job, type=BlockJob)
+        try:
+            for seen in self._blocks().block(wanted.block, wanted.earlier):
+                yield written(seen)
+            yield written(BlockOver())
+        except EagletwinError as error:
+            yield written(BlockFailed(error.cause, error.consequence, error.remedy))
+
+    def close(self) -> None:
+        self._host.close()
+
+    def _blocks(self) -> Looking:
+        if self._looking is None:
+            if self._version != __version__:
+                raise HarnessError(
+                    f"a worker has eagletwin {__version__}, and the search is of {self._version}",
+                    consequence="the search ended there: two versions may draw other cases from one seed",
+                    remedy=f"install eagletwin {self._version} on each machine, then continue with --resume",
+                )
+            self._looking = Looking(Mends(self._host, self._options.run, self._options.unknown), self._options.plan)
+            gc.freeze()  # as in the process that drives the search
+        return self._looking
 
 
 def main() -> None:
     """Serve until there is nothing more on stdin."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # they are for the process that asks: it hangs up
+    for number in (signal.SIGINT, signal.SIGHUP):  # they are for the process that drives the search: it hangs up
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed
-    options = read_options(sys.stdin.buffer.readline())
-    draw_from_seeds_alone()
+    worker = Worker(sys.stdin.buffer.readline(), *map(int, sys.argv[1:]))
     try:
-        source, mode = options.source, options.run.mode
-        joined = Zygote.joined(int(sys.argv[1]), source, mode) if sys.argv[1:] else None
-        with Host(joined, source, mode) as host:
-            looking = Looking(Mends(host, options.run, options.unknown), options.plan)
-            gc.freeze()  # as in the process that asks
-            for line in sys.stdin.buffer:
-                _serve(looking, msgspec.json.decode(line, type=Wanted), answers)
+        for line in sys.stdin.buffer:
+            for answer in worker.run(line):
+                answers.write(answer)
+                answers.flush()
     except BrokenPipeError:  # nobody waits for an answer any more
         os._exit(0)
-
-
-def _serve(looking: Looking, wanted: Wanted, answers: BinaryIO) -> None:
-    def say(answer: Answer) -> None:
-        answers.write(written(answer))
-        answers.flush()
-
-    try:
-        for seen in looking.block(wanted.block, wanted.earlier):
-            say(seen)
-        say(BlockOver())
-    except EagletwinError as error:
-        say(BlockFailed(error.cause, error.consequence, error.remedy))
+    finally:
+        worker.close()
 
 
 if __name__ == "__main__":

@@ -69,8 +69,7 @@ def gpu_plan(
     from . import missing_waits as waits
     from .faults import faults
     from .in_model import proofs_in_model
-    from .plan import Options, generated, plain, proofs, searched
-    from .release import release_of
+    from .plan import Options, generated, plain, proofs, release_of, searched
     from .sampled import sampling
     from .sizes import every_size
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
+from packaging.version import InvalidVersion, Version
 
 from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.entry import Entry, Side
@@ -15,6 +16,8 @@ from eagletwin.cases.reach import unreached
 from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.environment import ABSENT, installed
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.verdict import DECLARED_VIEW
@@ -223,3 +226,20 @@ def _longer(entry: Entry) -> Case:
     """The entry's case, with as many new tokens as it takes."""
     case, length = entry.case, entry.on_cuda.max_new_tokens
     return replace(case, requests=tuple(replace(one, max_new_tokens=length or one.max_new_tokens) for one in case.requests))
+
+
+def release_of(typed: str) -> str:
+    """The release that was typed, or the installed one. Raises InputError if that is none."""
+    release = typed or installed("sglang")
+    if release == ABSENT:
+        raise InputError(
+            "SGLang is not installed here", consequence="no plan was written", remedy="name the host's release with --sglang"
+        )
+    try:
+        return str(Version(release))
+    except InvalidVersion as error:
+        raise InputError(
+            f"--sglang {release}: it is the version of no release",
+            consequence="no plan was written",
+            remedy="name one, as 0.5.23: a plan goes by the bugs that it has",
+        ) from error

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -32,8 +32,8 @@ from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import Several
-from eagletwin.harness.commands.fuzz.search import Blocks, Fuzz, Here
+from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import HarnessError
@@ -102,20 +102,16 @@ def _options(seed: int, run: RunSpec, unknown: Sequence[str], processes: int) ->
     )
 
 
-@contextmanager
-def _blocks(mends: Mends, options: SearchOptions) -> Iterator[Blocks]:
-    """Who runs the blocks: this process, and others beside it."""
-    if options.processes == 1:
-        yield Here(mends, options.plan)
-        return
-    with Several(mends, options, options.processes) as several:
-        yield several
+def _pool(mends: Mends, options: SearchOptions) -> BlockPool:
+    """This process, and workers beside it."""
+    workers = LocalWorkers(mends.host, options, options.processes - 1) if options.processes > 1 else None
+    return BlockPool(mends, options.plan, workers)
 
 
 def _undone(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch, ExitStack() as stack:
         fuzz = Fuzz(Trials(host, options.run), Path(scratch), options.plan)
-        fuzz.pool = stack.enter_context(_blocks(fuzz.mends, options))
+        fuzz.pool = stack.enter_context(_pool(fuzz.mends, options))
         for finding in fuzz.search():
             if _is_of(entry, finding, host):
                 size = _size(finding.outcome.case)
@@ -135,7 +131,7 @@ def _that_mend(entry: Entry, host: Host, run: RunSpec) -> list[str]:
 def _live(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
     """Nothing is shrunk."""
     begun, cases = time.monotonic(), 0
-    with _blocks(Mends(host, options.run, options.unknown), options) as pool:
+    with _pool(Mends(host, options.run, options.unknown), options) as pool:
         for seen in chain.from_iterable(pool.blocks()):
             cases += isinstance(seen, CaseSeen)
             seconds = time.monotonic() - begun

@@ -21,7 +21,7 @@ from eagletwin.cases.request_options import ASKS
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Looking
-from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import View
@@ -93,7 +93,7 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int) -> It
             looking = Looking(mends, plan)
             for number in range(asking if told else blocks):
                 for known in islice(_equal(looking, number, Path(folder)), each):
-                    yield replace(known, told=f"--ask {told}" if told else "")
+                    yield replace(known, told=f"requests with {told}" if told else "")
 
 
 def _equal(looking: Looking, number: int, folder: Path) -> Iterator[Known]:

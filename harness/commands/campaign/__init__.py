@@ -1,1 +1,0 @@
-"""`eagletwin campaign`: one search over many processes and machines."""
