@@ -31,7 +31,7 @@ OTHER = build/$(notdir $(PYTHON))
 .PHONY: run quick test python setup lint sweep quality shadow bench lock findings upstream-test clean
 
 run: setup
-	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
+	$(BIN)/eagletwin prove 26329 25015 row-overflow multi-layer-chunk-tail-3
 	@echo "more: . .venv/bin/activate, then eagletwin --help; docs/guide/first-case.md goes on from here"
 
 quick: setup

@@ -196,6 +196,7 @@ class Entry(Facts):
     on_cuda   how a proof on a GPU differs
     within    the view that both sides are judged in, where another live bug shows first in the declared one
     case      minimal: equal on the green side, diverged on the red one
+    claim     a longer case in which the two sides give the same tokens, and the red one accepts fewer drafts
     also      cases of other kinds that show it, where they lack what makes `case` a special one
     recorded  the rule by which integers of a recorded server show it, or why none does, where tests/ledger.py does not say it
     rounded   whether a case of any kind shows it in a mode of fewer bits than float32, where rounding decides between tokens
@@ -208,6 +209,7 @@ class Entry(Facts):
     """
 
     case: Case
+    claim: Case | None = None
     also: tuple[Case, ...] = ()
     recorded: str = ""
     rounded: bool = False

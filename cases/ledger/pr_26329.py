@@ -27,4 +27,11 @@ ENTRY = Entry(
         requests=(Request(id="a", prompt=(7, 19, 3), max_new_tokens=2),),
         exercises=("chunked_prefill", "chunk_tail_differs"),
     ),
+    claim=Case(
+        name="claim",
+        model="llama-tiny",
+        num_steps=3,
+        chunked_prefill_size=2,
+        requests=(Request(id="a", prompt=(7, 19, 3, 5, 11, 2, 9, 4, 8, 1, 6, 12), max_new_tokens=40),),
+    ),
 )

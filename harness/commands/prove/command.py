@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
@@ -124,6 +124,8 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         about = _About(asked.command, "not reached in this mode, and so not run", left_out, left_out, source.called)
         with _concluding(about, proofs, chosen, out), progress("proofs", len(chosen)) as line, Host(zygote) as host:
             line.look(chosen[0].id)
+            if not asked.model:
+                _show_claim(host, chosen, spec)
             for proof, following in zip_longest(_proofs(host, chosen, out, spec, asked.model), chosen[1:]):
                 _show(proof, proofs)
                 line.done(following.id if following is not None else "")
@@ -140,6 +142,14 @@ class _About:
     left: "Sequence[Known]"
     listed: "Sequence[Entry]" = ()
     sglang: str = ""
+
+
+def _show_claim(host: "Host", chosen: "Sequence[Entry]", spec: RunSpec) -> None:
+    """Before the proofs, as far as one of these entries can show it. Where its engine fails, its proof says why."""
+    from .claim import show_claim
+
+    with suppress(EagletwinError):
+        show(next(filter(None, (show_claim(host, entry, spec) for entry in chosen)), ""))
 
 
 def _show(proof: "Proof", proofs: "list[Proof]") -> None:
