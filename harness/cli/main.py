@@ -25,7 +25,6 @@ from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
@@ -42,7 +41,7 @@ app = typer.Typer(
 CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
     CHANGE: (check, fuzz, prove, compare, kernels),
-    FOUND: (bisect, judge, report),
+    FOUND: (bisect, judge),
     PAIR: (acceptance, record, serve),
 }.items():
     for command in commands:
@@ -61,6 +60,7 @@ RENAMED = {
     "releases": "info releases",
     "ci": "compare",
     "diff": "compare",
+    "report": "judge --html",
 }
 # What left the package, by its old name, and the command of a checkout that it became. For one release.
 MOVED = {

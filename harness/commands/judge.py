@@ -42,6 +42,16 @@ def judge(
     target: Target = "",
     draft: Draft = "",
     device: Device = "cpu",
+    html: Annotated[
+        bool,
+        typer.Option(
+            "--html", help="Make the page report.html of any run folder, and print no verdict. Exit code: 0 if it is written."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="With --html: write it there, not into the folder itself."),
+    ] = None,
     *,
     spec: RunSpec,
 ) -> int:
@@ -52,6 +62,12 @@ def judge(
     from eagletwin.harness.check import recordings
     from eagletwin.harness.core.trace import HEADER
 
+    if html:
+        from .report import write_report
+
+        return write_report(trace, out)
+    if out is not None:
+        raise InputError("--out belongs to --html", consequence="nothing was judged", remedy="leave it out, or give --html")
     if bool(target) != bool(draft) or (target and not recordings.is_session(trace)):
         raise InputError(
             "--target and --draft belong together, and to a folder that `eagletwin record` wrote into",

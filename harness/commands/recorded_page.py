@@ -86,7 +86,7 @@ def _all(session: JudgedServer) -> PageSection:
     return PageSection(
         heading="All recordings",
         lines=(
-            "`eagletwin report` of one recording's folder makes its own page, with its time line.",
+            "`eagletwin judge --html` of one recording's folder makes its own page, with its time line.",
             *(session.beside_checkpoints() if beside else ()),
         ),
         tables=(table,),

@@ -1,16 +1,14 @@
-"""`eagletwin report FOLDER`: the page of whatever lies in a folder."""
+"""`eagletwin judge --html FOLDER`: the page of a run folder, a trace, a search or a server's recordings."""
 
 import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 
-from .as_json import tell_result, with_json
+from .as_json import tell_result
 from .result import WrittenFacts
 
 if TYPE_CHECKING:
@@ -18,19 +16,10 @@ if TYPE_CHECKING:
     from eagletwin.harness.page.render import Page
 
 
-@with_json
-def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="A run folder, a trace, or what a server recorded."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Write report.html there, and not into the folder itself.")
-    ] = None,
-) -> int:
-    """Make report.html of a run folder, a trace or a server's recordings: one page, which needs nothing but itself.
+def write_report(folder: Path, out: Path | None = None) -> int:
+    """Write report.html of a folder there, or into the folder itself: one page, which needs nothing but itself.
 
-    The exit code says whether the page was written, whatever is on it.
+    Returns an exit code, which says whether the page was written and nothing of what is on it.
     """
     make = _maker(folder)
     from eagletwin.harness.page.render import write_page

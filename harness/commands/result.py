@@ -338,7 +338,7 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "compare SGLANG": JobFacts,
     "compare RUN RUN": DiffFacts,
     "judge": JudgeFacts,
-    "report": WrittenFacts,
+    "judge --html": WrittenFacts,
     "info doctor": DoctorFacts,
     "info releases list": ReleasesFacts,
     "info releases fetch": ReleasesFacts,

@@ -12,7 +12,7 @@ from typing import Any
 
 VERBS = (
     *("acceptance", "bisect", "check", "compare", "fuzz", "gpu", "judge"),
-    *("info", "kernels", "prove", "record", "report", "serve"),
+    *("info", "kernels", "prove", "record", "serve"),
 )
 COMMANDS = (
     "--help",

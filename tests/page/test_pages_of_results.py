@@ -1,5 +1,5 @@
 """Pages of what commands keep as JSON: comparisons, proofs, campaigns, what a pair deserves, CI jobs. Each is made again by
-`eagletwin report`, links to the pages of its runs, and shows what others wrote as text."""
+`eagletwin judge --html`, links to the pages of its runs, and shows what others wrote as text."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_o
 from eagletwin.harness.commands.gpu.job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, MustShow
 from eagletwin.harness.commands.gpu.page import CAMPAIGN, keep_campaign
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
-from eagletwin.harness.commands.report import report
+from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.commands.result import CampaignFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
@@ -240,7 +240,7 @@ SAID = {
 def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_path: Path) -> None:
     folder = KINDS[kind](tmp_path)
     text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # two.py writes it, of an engine's run
-    assert report(folder) == EXIT_EQUAL
+    assert write_report(folder) == EXIT_EQUAL
     again = (folder / NAME).read_text(encoding="utf-8")
     assert text in ("", again)
     assert [said for said in SAID[kind] if said not in again] == []
@@ -252,13 +252,13 @@ def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_pa
 def test_a_record_of_something_else_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / RECORDS[kind]).write_text('{"schema": 0}')
     with pytest.raises(InputError, match=f"{RECORDS[kind]} cannot be read"):
-        report(tmp_path)
+        write_report(tmp_path)
 
 
 def test_a_page_links_to_no_page_that_is_not_there(tmp_path: Path) -> None:
     folder = proved(tmp_path)
     (tmp_path / "25015-red" / NAME).unlink()
-    assert report(folder) == EXIT_EQUAL
+    assert write_report(folder) == EXIT_EQUAL
     text = (folder / NAME).read_text(encoding="utf-8")
     assert "25015-green/report.html" in text
     assert "25015-red/report.html" not in text
@@ -268,7 +268,7 @@ def test_results_alone_are_a_page_without_a_rate_of_the_whole(tmp_path: Path) ->
     folder = campaign(tmp_path)
     (folder / CAMPAIGN).unlink()
     (folder / "job-000" / JOB).unlink()
-    assert report(folder) == EXIT_EQUAL
+    assert write_report(folder) == EXIT_EQUAL
     text = (folder / NAME).read_text(encoding="utf-8")
     assert "all engines together" not in text
     assert "their configurations are not known" in text
@@ -280,7 +280,7 @@ def test_the_pages_are_quiet_and_can_be_read_by_all(chromium: Any, tmp_path: Pat
         place = tmp_path / kind.replace(" ", "-")
         place.mkdir()
         folder = made(place)
-        report(folder)
+        write_report(folder)
         opened = Opened(chromium, folder / NAME, width=390)
         opened.quiet()
         assert not opened.overflows, kind

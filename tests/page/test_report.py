@@ -1,4 +1,4 @@
-"""`eagletwin report FOLDER`: what makes the page of which folder, and what it refuses."""
+"""`eagletwin judge --html FOLDER`: what makes the page of which folder, and what it refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.commands.bisect.report import REPORT
 from eagletwin.harness.commands.fuzz.page import SUMMARY
-from eagletwin.harness.commands.report import report
+from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader
@@ -21,7 +21,7 @@ from .planted import DIVERGED, ENGINE, HOSTILE, recorded, wrong
 
 
 def made(folder: Path) -> str:
-    assert report(folder) == EXIT_EQUAL
+    assert write_report(folder) == EXIT_EQUAL
     return (folder / NAME).read_text(encoding="utf-8")
 
 
@@ -128,7 +128,7 @@ def test_the_page_of_a_trace_alone_is_judged(tmp_path: Path) -> None:
 def test_a_verdict_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (traced(tmp_path) / "verdict.json").write_text("{")
     with pytest.raises(InputError, match=r"verdict.json cannot be read"):
-        report(tmp_path)
+        write_report(tmp_path)
 
 
 def test_the_page_of_a_search_has_what_was_drawn_found_known_and_left_out(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_page_of_a_search_has_what_was_drawn_found_known_and_left_out(tmp_pa
 
 def test_a_summary_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"summary.json cannot be read"):
-        report(search(tmp_path, tally="four"))
+        write_report(search(tmp_path, tally="four"))
 
 
 def test_the_page_of_a_bisection_has_its_answer(tmp_path: Path) -> None:
@@ -189,12 +189,12 @@ def test_the_page_of_a_server_s_recordings_lists_them(tmp_path: Path) -> None:
 
 def test_a_folder_without_anything_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing else that has a page"):
-        report(tmp_path)
+        write_report(tmp_path)
 
 
 def test_a_page_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> None:
     (traced(tmp_path) / NAME).mkdir()
-    assert report(tmp_path) == EXIT_HARNESS
+    assert write_report(tmp_path) == EXIT_HARNESS
 
 
 def test_verdicts_of_several_runs_are_kept(tmp_path: Path) -> None:

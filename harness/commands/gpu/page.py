@@ -174,7 +174,7 @@ def _apart(jobs: list[JobResult]) -> list[PageSection]:
 
 
 _MOST = 2000  # rows of a table
-_TRACES = "Traces are kept in job-NNN/cases; `eagletwin report` of a folder in it makes the page of the case."
+_TRACES = "Traces are kept in job-NNN/cases; `eagletwin judge --html` of a folder in it makes the page of the case."
 _KINDS = {"equal": "right", "known": "", "found": "right", "hidden": "", "diverged": "wrong", "unknown": "doubt"}
 
 
