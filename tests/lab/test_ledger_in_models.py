@@ -98,9 +98,9 @@ def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path)
     )
     tiny = InModel(model="llama-tiny", answers={"25015": proven("25015")})
     text = page([layers, tiny], entries)
-    assert "| 25015 | draft.positions | 1 | home |" in text
+    assert "| 25015 | draft.positions | home llama-tiny; all else 1 |" in text
     assert "1. SGLang's worker for this draft never calls draft_forward" in text
-    assert "| 26329 | draft.input_ids | yes a | (not run) |" in text
+    assert "| 26329 | draft.input_ids | (not run) llama-tiny; all else yes a |" in text
     assert "* a: beside the remedy of multi-layer-chunk-tail-2" in text
     assert "there is no second checkpoint of this model" in text
     known = {name for name in ("8409", "10846") if name in _LAYERS}

@@ -96,12 +96,12 @@ def two() -> list[Measured]:
 
 def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path: Path) -> None:
     text = page(two(), ENTRIES, ["x", "y"])
-    assert "| entry | breaks | 11 | 12 |" in text
-    assert "| 25015 | draft.positions | **red** | green |" in text
-    assert "| small-tree (live) | engine.crash | red a | ? 1 |" in text
+    assert "| entry | breaks | on releases |" in text
+    assert "| 25015 | draft.positions | 11 **red**; 12 green |" in text
+    assert "| small-tree (live) | engine.crash | 11 red a; 12 ? 1 |" in text
     assert "* a: draft.positions (25015)\n" in text
     assert "1. SGLang refuses it (0.5.12)" in text
-    assert "| greedy output, 2 cases | | 2 | 1 |" in text
+    assert "| greedy output, 2 cases | | 11 2; 12 1 |" in text
     assert "0.5.12: 1 case did not finish: common-1 crashed: it fell" in text
     assert not empty(two(), ENTRIES)
     later = [Measured(release=name, cells=two()[1].cells) for name in ("0.5.13", "0.5.14")]

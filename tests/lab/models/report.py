@@ -18,15 +18,25 @@ def page(found: Sequence[InModel], entries: Sequence[Entry]) -> str:
     """The page, in Markdown."""
     legend = _Legend()
     table = [
-        f"| entry | breaks | {' | '.join(one.model for one in found)} |",
-        f"|---|---|{'---|' * len(found)}",
+        "| entry | breaks | in models |",
+        "|---|---|---|",
         *(
             f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {' | '.join(legend.word(entry, one) for one in found)} |"
+            f"| {_by_word([(legend.word(entry, one), one.model) for one in found])} |"
             for entry in entries
         ),
     ]
     return "\n".join([*_head(found, entries), *table, "", *legend.lines(), *_tail()]) + "\n"
+
+
+def _by_word(cells: Sequence[tuple[str, str]]) -> str:
+    """What holds in which models. The word of most of them comes last, and stands for all that are not named."""
+    models = dict[str, list[str]]()
+    for word, model in cells:
+        models.setdefault(word, []).append(model)
+    most = max(models, key=lambda word: len(models[word]))
+    named = [f"{word} {', '.join(those)}" for word, those in models.items() if word != most or len(models) == 1]
+    return "; ".join([*named, *([f"all else {most}"] if len(models) > 1 else [])])
 
 
 def open_cells(found: Sequence[InModel], entries: Sequence[Entry]) -> list[str]:

@@ -36,14 +36,14 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
     title = f"The ledger on every release, in {model}" if model else "The ledger on every release"
     probes = [entry.id for entry in entries if isinstance(entry, Probe)]
     table = [
-        f"| entry | breaks | {' | '.join(_short(one.release) for one in measured)} |",
-        f"|---|---|{'---|' * len(measured)}",
+        "| entry | breaks | on releases |",
+        "|---|---|---|",
         *(
             f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {' | '.join(legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured)} |"
+            f"| {_by_release(measured, [legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured])} |"
             for entry in entries
         ),
-        f"| greedy output, {len(right)} cases | | {' | '.join(_outputs(one, right) for one in measured)} |",
+        f"| greedy output, {len(right)} cases | | {_by_release(measured, [_outputs(one, right) for one in measured])} |",
     ]
     counts = Counter(cell.status for one in measured for cell in one.cells.values())
     silent = [one.release for one in measured if {cell.status for cell in one.cells.values()} == {"cannot tell"}]
@@ -55,7 +55,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         f"{counts['green']} cells are green, {counts['red']} are red, and {counts['cannot tell']} cannot tell. "
         + (f"Releases without a single verdict: {', '.join(silent)}." if silent else "Every release has at least one verdict."),
         "",
-        "Columns are releases, without the leading 0.5.",
+        "Releases are named without the leading 0.5.",
         "",
         *_WORDS,
         *table,
@@ -115,6 +115,15 @@ def _asked(entries: int, probes: Sequence[str]) -> str:
         f"{entries - len(probes)} entries of the ledger and {len(probes)} probes ({', '.join(probes)}: one function of a "
         f"release, called alone by `eagletwin prove --releases {probes[0]}`)"
     )
+
+
+def _by_release(measured: Sequence[Measured], words: Sequence[str]) -> str:
+    """What holds of which releases, those next to each other that have the same word as a range."""
+    runs = list[tuple[str, str, str]]()
+    for one, word in zip(measured, words, strict=True):
+        short = _short(one.release)
+        runs = [*runs[:-1], (runs[-1][0], short, word)] if runs and runs[-1][2] == word else [*runs, (short, short, word)]
+    return "; ".join(f"{first if first == last else f'{first} to {last}'} {word}" for first, last, word in runs)
 
 
 def _short(release: str) -> str:
