@@ -20,6 +20,7 @@ from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.doctor import examine as doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.matrix import Cell
+from eagletwin.harness.commands.prove import claim
 from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
@@ -183,6 +184,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
+    monkeypatch.setattr(claim, "show_claim", lambda *_: "")
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         for entry in entries:
@@ -211,6 +213,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
+    monkeypatch.setattr(claim, "show_claim", lambda *_: "")
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
