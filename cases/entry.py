@@ -152,7 +152,7 @@ class Probe(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnCuda:
-    """What a proof on a GPU has otherwise (`gpu plan --prove`).
+    """What a proof on a GPU has otherwise (`gpu plan --prove` of tests/lab).
 
     green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, need another
                     candidate fix, or have another bug there, which is mended on both sides; None: the entry's
@@ -160,7 +160,7 @@ class OnCuda:
     eager           the green side's without graphs, where SGLang has the fault in another function as well
     triton_alone    why no other attention backend than Triton's has it, or its candidate fix; empty: others do
     max_new_tokens  of the case, so many that not every draw is the best token: coins differ from a CPU's. 0: the case's
-    modes           modes of gpu/plan.py in which it is proven in addition to the usual ones
+    modes           modes of tests/lab/gpu/plan.py in which it is proven in addition to the usual ones
     hidden          mode -> why both sides are equal in it
     """
 

@@ -19,13 +19,11 @@ from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.compare.command import compare, old_arguments
 from eagletwin.harness.commands.fuzz.command import fuzz
-from eagletwin.harness.commands.gpu.command import gpu
 from eagletwin.harness.commands.info import info
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.terminal import bound_columns
@@ -42,12 +40,11 @@ CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A
 for panel, commands in {
     CHANGE: (check, fuzz, prove, compare, kernels),
     FOUND: (bisect, judge),
-    PAIR: (acceptance, record, serve),
+    PAIR: (acceptance, record),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(info, name="info", rich_help_panel=MORE)
-app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
 # Old names of commands. For one release.
 RENAMED = {
@@ -70,6 +67,8 @@ MOVED = {
     "models table": "models",
     "gpu bundle": "bundle",
     "gpu draws": "draws",
+    "gpu": "gpu",
+    "serve": "serve",
 }
 
 

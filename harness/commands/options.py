@@ -9,7 +9,7 @@ import typer
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import check_writable
-from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Dtype, Mode
+from eagletwin.harness.core.mode import Attention, Dtype, Mode
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
 
@@ -264,26 +264,6 @@ def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
             f"--attention {attention} with {asked}: its kernels run on a GPU, and know no float32",
             consequence="nothing was run",
             remedy="give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
-        )
-
-
-def check_heads(attention: Attention, model: str, other: str) -> None:
-    """Raises InputError for a model whose heads FlashInfer has no kernel for. `other`: what to give in place of the model."""
-    from eagletwin.harness.families import RECIPES
-
-    if attention == "flashmla" and RECIPES[model].target.latent is None:
-        raise InputError(
-            f"--attention flashmla with {model}: its kernels are those of latent attention",
-            consequence="nothing was run",
-            remedy="give --model deepseek-nextn-wide, or another attention backend",
-        )
-    narrow = RECIPES[model].narrowest_head
-    if attention == "flashinfer" and narrow < FLASHINFER_HEAD:
-        raise InputError(
-            f"--attention flashinfer with {model}: its heads are {narrow} wide, and FlashInfer's kernels take "
-            f"{FLASHINFER_HEAD} and more",
-            consequence="nothing was run",
-            remedy=f"give {other}, or another attention backend",
         )
 
 

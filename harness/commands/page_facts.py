@@ -1,19 +1,15 @@
-"""What a command leaves in its run folder for its page, cells of tables that several pages have, and answers about the
-ledger."""
+"""What a command leaves in its run folder for its page, and cells of tables that several pages have."""
 
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.page.render import NAME, PageSection, Table, TableCell, TableRow
-
-# What a command kept in its run folder for its page, and the cells of tables that several pages have.
 
 Facts = TypeVar("Facts")
 
@@ -60,34 +56,3 @@ def left_out(not_looked_at: Collection[str], refused: Collection[str] = ()) -> l
         if names
     ]
     return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []
-
-
-# Answers about entries of the ledger, as one file of JSON lines.
-#
-# A line has one answer and all subjects (releases, or models) that gave it: 1,800 answers take 70 kB, and a new one changes few
-# lines. One run at a time may write a file.
-
-
-class AnswerLine(Struct, frozen=True):
-    """One answer about an entry. of: the releases or models that gave it"""
-
-    entry: str
-    of: tuple[str, ...]
-    answer: Any
-
-
-def read_answers(file: Path, kind: Any, consequence: str) -> dict[str, dict[str, Any]]:
-    """By subject and entry; empty, if there is no file. kind: the type of an answer. Raises InputError for a file of another
-    kind."""
-    found: dict[str, dict[str, Any]] = {}
-    if not file.exists():
-        return found
-    try:
-        lines = msgspec.json.Decoder(AnswerLine).decode_lines(file.read_bytes())
-        answers = [msgspec.convert(line.answer, kind) for line in lines]
-    except (msgspec.MsgspecError, OSError) as error:
-        raise InputError(f"{file}: {error}", consequence=consequence, remedy="remove the file") from error
-    for line, answer in zip(lines, answers, strict=True):
-        for subject in line.of:
-            found.setdefault(subject, {})[line.entry] = answer
-    return found

@@ -50,8 +50,6 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .compare.one_report import JOB, job_page
     from .compare.report import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
-    from .gpu.job import RESULTS
-    from .gpu.page import campaign_page
     from .prove.report import PROOFS, proofs_page
 
     if is_session(folder):
@@ -64,7 +62,6 @@ def _maker(folder: Path) -> "Callable[[], Page]":
         (JOB, job_page),
         (RECORD, comparison_page),
         (PROOFS, proofs_page),
-        (RESULTS, campaign_page),
         (REPORT, bisection_page),
     ):
         if (folder / name).is_file():

@@ -317,17 +317,6 @@ class ReleasesFacts(ResultFacts, kw_only=True):
     ]
 
 
-class CampaignFacts(ResultFacts, kw_only=True):
-    """A plan that was run on a GPU."""
-
-    jobs: int
-    cases: int
-    statuses: Annotated[dict[str, int], Meta(description="how many cases came out how")]
-    seconds: float
-    folder: str
-    report: Annotated[str, Meta(description="what people read")]
-
-
 # What each command prints. The others print what they did before there was a schema, or are no commands with a result.
 SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
@@ -342,8 +331,6 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "info doctor": DoctorFacts,
     "info releases list": ReleasesFacts,
     "info releases fetch": ReleasesFacts,
-    "gpu plan": WrittenFacts,
-    "gpu run": CampaignFacts,
 }
 OLDER = ("acceptance", "kernels", "info ledger", "info rules", "info models")
-NO_RESULT = ("serve", "record")  # they become, or run, a server
+NO_RESULT = ("record",)  # it runs a server

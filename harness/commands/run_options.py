@@ -77,8 +77,6 @@ HOW: tuple[Option, ...] = (
     ("dtype", DataType, "float32"),
     ("attention", AttentionBackend, "triton"),
 )
-# Of a server, which runs on a CPU and has one rank.
-SERVED: tuple[Option, ...] = (("overlap", Overlap, None), ("dtype", DataType, "float32"))
 LIMITS: tuple[Option, ...] = (
     ("step_timeout", StepSeconds, DEFAULT_LIMITS.step),
     ("case_timeout", CaseSeconds, DEFAULT_LIMITS.case),

@@ -1,4 +1,4 @@
-"""The blocks of a Python source: the bodies of its functions and branches. What runs of them `gpu run --blocks` tells."""
+"""The blocks of a Python source: the bodies of its functions and branches. `gpu run --blocks` of tests/lab lists which ran."""
 
 import ast
 from collections.abc import Iterator

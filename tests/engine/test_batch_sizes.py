@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from eagletwin.harness.commands.gpu.batches import PATHS, path, paths
-from eagletwin.harness.commands.gpu.sizes import CONFIGURATIONS, SIZES, every_size
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+
+from ..lab.gpu.batches import PATHS, path, paths
+from ..lab.gpu.sizes import CONFIGURATIONS, SIZES, every_size
 
 
 def test_every_batch_size_takes_every_path_with_overlap_and_without(overlapped: Host, tmp_path: Path) -> None:

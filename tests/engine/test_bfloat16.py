@@ -7,7 +7,6 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.commands.compare.precision_gap import Apart, apart, apart_text
 from eagletwin.harness.core.case import Case, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
@@ -19,6 +18,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
+from ..lab.gpu.precision_gap import Apart, apart, apart_text
 from .conftest import in_mode
 from .schemas import as_of_schema_3
 

@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.gpu.job import Job
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.page.render import NAME
 
+from ..lab.__main__ import run
+from ..lab.gpu.job import Job
 from . import forked
 
 ROOT = Path(__file__).parents[2]
@@ -41,15 +43,19 @@ def leaking(file: Path) -> Patch:
 
 
 @pytest.mark.parametrize(("leaks", "code"), [(True, 125), (False, 0)])
-def test_gpu_run_of_a_job_that_leaks_state_is_125(tmp_path: Path, leaks: bool, code: int) -> None:
+def test_gpu_run_of_a_job_that_leaks_state_is_125(
+    tmp_path: Path, leaks: bool, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The campaign's own path, on a CPU engine."""
     patches = (leaking(tmp_path / "state"),) if leaks else ()
     job = Job(name="one", mode=CPU, cases=(replace(LEDGER["25015"].case, num_steps=4),), patches=patches, again=True)
-    (tmp_path / "plan.json").write_bytes(msgspec.json.encode([job]))
-    done = eagletwin("gpu", "run", "plan.json", "out", cwd=tmp_path)
-    assert "{'equal': 1}" in done.stdout.splitlines()[0], done
-    assert ("again DIFFERENT" in done.stdout) == leaks
-    assert done.returncode == code, done
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    plan.write_bytes(msgspec.json.encode([job]))
+    assert run(["gpu", "run", str(plan), str(out)]) == code
+    said = capsys.readouterr().out
+    assert "{'equal': 1}" in said.splitlines()[0], said
+    assert ("again DIFFERENT" in said) == leaks
+    assert "Campaign out" in (out / NAME).read_text(encoding="utf-8")
 
 
 TWO_THAT_FAIL = """\

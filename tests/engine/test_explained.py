@@ -6,13 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.gpu.explained import explained
-from eagletwin.harness.commands.gpu.job import CaseResult, Job
-from eagletwin.harness.commands.gpu.jobs import run_job
-from eagletwin.harness.commands.gpu.tally import statuses_of
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
+
+from ..lab.gpu.explained import explained
+from ..lab.gpu.job import CaseResult, Job
+from ..lab.gpu.jobs import run_job
+from ..lab.gpu.tally import statuses_of
 
 
 def _job(name: str, *, known: str = "", mend: bool = False) -> Job:

@@ -9,8 +9,6 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.gpu.missing_waits import HIDDEN, WAITS
-from eagletwin.harness.commands.gpu.races import TOLD, race, raced, told
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Ending, Jitter, Jittered
 from eagletwin.harness.core.trace import Trace
@@ -19,6 +17,8 @@ from eagletwin.harness.engines.sglang.jitter import Pauses, streams_of
 from eagletwin.harness.judge.judge import judge
 
 from ..lab.bench.workload import rate_case
+from ..lab.gpu.missing_waits import HIDDEN, WAITS
+from ..lab.gpu.races import TOLD, race, raced, told
 
 
 class _Cuda:

@@ -10,7 +10,6 @@ import pytest
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import Says
-from eagletwin.harness.commands.gpu.in_model import read
 from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.proof import Proof, prove
@@ -20,6 +19,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 
+from ..lab.gpu.in_model import read
 from ..lab.models.results import proven_in
 
 DOCS = Path(__file__).parents[2] / "docs/records"

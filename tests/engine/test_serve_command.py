@@ -1,10 +1,9 @@
-"""`eagletwin serve` as a person runs it: until it is asked to end, or its scheduler dies; nothing of it is left."""
+"""`python -m tests.lab serve` as a person runs it: until it is asked to end, or its scheduler dies; nothing of it is left."""
 
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
@@ -14,11 +13,14 @@ from typing import TextIO
 import psutil
 import pytest
 
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.store import checkpoints
 
-from ..harness.doors import ctrl_c_works, opened
+from ..harness.doors import ctrl_c_works
+from ..lab.__main__ import run
+from ..lab.checkout import ROOT, module
 
-COMMAND = [sys.executable, "-P", "-m", "eagletwin", "serve"]
+COMMAND = module("tests.lab", "serve")
 
 
 def ended(how: Callable[[psutil.Process, list[psutil.Process]], None], said: Path) -> tuple[int, str]:
@@ -32,6 +34,7 @@ def ended(how: Callable[[psutil.Process, list[psutil.Process]], None], said: Pat
 def _ended(how: Callable[[psutil.Process, list[psutil.Process]], None], scratch: str, errors: TextIO) -> int:
     process = subprocess.Popen(
         [*COMMAND, "--model", "llama-tiny", "--revert", "25015"],
+        cwd=ROOT,
         env={**os.environ, "TMPDIR": scratch},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -91,7 +94,7 @@ def test_a_scheduler_that_dies_ends_all_of_it_with_125_and_the_cause(tmp_path: P
         (("--model", "llama-tiny", "--revert", "1"), "the ledger has no entry"),
     ],
 )
-def test_a_server_that_cannot_be_asked_for_is_128(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = opened(["-m", "eagletwin", "serve", *arguments], tmp_path)
-    assert done.returncode == 128, done
-    assert message in done.stderr
+def test_a_server_that_cannot_be_asked_for_is_128(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        run(["serve", *arguments])
+    assert error.value.exit_code == 128

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 VERBS = (
-    *("acceptance", "bisect", "check", "compare", "fuzz", "gpu", "judge"),
-    *("info", "kernels", "prove", "record", "serve"),
+    *("acceptance", "bisect", "check", "compare", "fuzz", "judge"),
+    *("info", "kernels", "prove", "record"),
 )
 COMMANDS = (
     "--help",

@@ -1,9 +1,9 @@
 """Real servers under `eagletwin record`, each with a fault planted in it: what `eagletwin judge` says of their recordings.
 
 `python -m tests.gpu.recorded_faults OUT` starts `python -m sglang.launch_server` on the GPU (graphs, overlap), so many at a
-time; with --cpu `eagletwin serve`. Recordings have private token ids, and the judge no model; where integers do not show a
-fault, recordings have rows, and the judge has the checkpoints, too. Writes OUT/results.jsonl and OUT/table.md; exit code 0 if
-each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
+time; with --cpu `python -m tests.lab serve`. Recordings have private token ids, and the judge no model; where integers do not
+show a fault, recordings have rows, and the judge has the checkpoints, too. Writes OUT/results.jsonl and OUT/table.md; exit code
+0 if each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 
 from ..engine.server_faults import FAULTS, MODEL, Fault
+from ..lab.checkout import module
 from .launched import END_SECONDS, end, environment, until_ready, write_plugin
 
 HEALTHY = ("healthy, chains", "healthy, trees", "healthy, chains, with rows", "healthy, trees, with rows")
@@ -41,7 +42,7 @@ class Asked:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--cpu", action="store_true", help="`eagletwin serve` in place of launch_server")
+    parser.add_argument("--cpu", action="store_true", help="`python -m tests.lab serve` in place of launch_server")
     parser.add_argument("--at-once", type=int, default=4, help="servers at one time")
     parser.add_argument("--only", action="append", help="faults whose names hold these words; repeatable")
     parser.add_argument("more", nargs="*", help="behind --: further arguments of SGLang")
@@ -130,7 +131,7 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
     if asked.cpu:
         named = ["--target", target, "--draft", draft, "--port", str(port), "--chunked-prefill-size", "16", "--overlap"]
         named += ["--topk", "3", "--num-draft-tokens", "8"] if tree else []
-        return [*record, sys.executable, "-m", "eagletwin", "serve", *named, *(["--", *asked.more] if asked.more else [])]
+        return [*record, *module("tests.lab", "serve"), *named, *(["--", *asked.more] if asked.more else [])]
     words = {
         "model-path": target,
         "speculative-draft-model-path": draft,

@@ -7,7 +7,6 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.compare.numbers import diff
-from eagletwin.harness.commands.gpu.faults import STATES_OF_NO_RUN, batch_of
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
@@ -15,6 +14,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.testing.plugin import gpu_of_worker
 
 from ..lab.bench.workload import rate_case
+from ..lab.gpu.faults import STATES_OF_NO_RUN, batch_of
 
 # Dies in the middle of a draft, of an index far outside its tensor, if the case says so.
 _OUTSIDE = Patch(

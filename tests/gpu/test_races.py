@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.gpu.job import Job, JobResult
-from eagletwin.harness.commands.gpu.jobs import run_job
-from eagletwin.harness.commands.gpu.missing_waits import WAITS, missing_waits, races
-from eagletwin.harness.commands.gpu.races import RACE
 from eagletwin.harness.testing.plugin import gpu_of_worker
+
+from ..lab.gpu.job import Job, JobResult
+from ..lab.gpu.jobs import run_job
+from ..lab.gpu.missing_waits import WAITS, missing_waits, races
+from ..lab.gpu.races import RACE
 
 
 @cache

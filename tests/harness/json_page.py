@@ -33,7 +33,7 @@ def page() -> str:
         "Fields are added, and none is renamed or removed while `schema` stays as it is: a program reads past what it does not "
         "know.",
         "",
-        f"{', '.join(f'`{name}`' for name in NO_RESULT)} have no `--json`: they become a server, or run one.",
+        f"{', '.join(f'`{name}`' for name in NO_RESULT)} has no `--json`: it runs a server.",
         "",
         "| command | object |",
         "|---|---|",

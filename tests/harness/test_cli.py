@@ -70,7 +70,6 @@ USAGE = {
     "a bisection from newer to older": ["bisect", "25015", "--from", "0.5.12", "--to", "0.5.11"],
     "a bisection for no rule": ["bisect", "25015", "--rule", "draft.magic"],
     "ranks that no model's heads are shared by": ["check", "25015", "--tp", "3"],
-    "a plan of nothing": ["gpu", "plan", "plan.json", "--groups", "0"],
     "a time limit of nothing": ["check", "25015", "--step-timeout", "0"],
 }
 

@@ -51,7 +51,6 @@ WRONG = {
     "an option that is given twice": ("prove", "all", "--out", "a", "--out", "b"),
     "an entry that is not there": ("info", "ledger", "nothing"),
     "no page": ("judge", "--html", "."),
-    "a plan of nothing": ("gpu", "plan", "plan.json", "--groups", "0"),
 }
 
 
@@ -86,10 +85,9 @@ def test_what_commands_print_keeps_to_the_schema(
         (("compare", a, b), 1),
         (("judge", "--html", a), 0),
         (("info", "releases", "list"), 0),
-        (("gpu", "plan", tmp_path / "plan.json", "--groups", "1", "--cases", "1"), 0),
     ):
         assert entered(monkeypatch, *words, "--json") == code, words
-        name = " ".join(map(str, words[: {"gpu": 2, "info": 3}.get(str(words[0]), 1)]))
+        name = " ".join(map(str, words[: {"info": 3}.get(str(words[0]), 1)]))
         name = "judge --html" if "--html" in words else name
         shape = SHAPES["compare RUN RUN" if name == "compare" else name]
         result = msgspec.json.decode(capsys.readouterr().out, type=shape)

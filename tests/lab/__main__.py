@@ -14,9 +14,11 @@ from eagletwin.harness.core.exits import guarded
 from .bench.command import rate, reached, search, speed
 from .bundle.command import bundle
 from .draws.command import draws
+from .gpu.command import gpu
 from .models.command import models
 from .mutants.command import mutants, oracle
 from .releases.command import releases
+from .serve import serve
 from .train.command import train
 
 HELP = "Measure eagletwin itself, and make what its tests and records need."
@@ -26,8 +28,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure eagletwin itself, and make what its tests and records need.",
 )
-for command in (rate, speed, search, reached, mutants, oracle, draws, releases, models, train, bundle):
+for command in (rate, speed, search, reached, mutants, oracle, draws, releases, models, train, serve, bundle):
     app.command()(command)
+app.add_typer(gpu, name="gpu")
 
 
 def run(words: list[str]) -> Any:

@@ -6,7 +6,6 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
-from eagletwin.harness.commands.gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from eagletwin.harness.commands.prove.command import _not_run
 from eagletwin.harness.commands.prove.reasons import _LAYERS
 from eagletwin.harness.core.errors import InputError
@@ -14,6 +13,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
+from .gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from .models.report import PAGE, open_cells, page
 from .models.results import attempt_of, proven_in, write
 from .models.survey import due

@@ -1,5 +1,5 @@
-"""Pages of what commands keep as JSON: comparisons, proofs, campaigns, what a pair deserves, CI jobs. Each is made again by
-`eagletwin judge --html`, links to the pages of its runs, and shows what others wrote as text."""
+"""Pages of what commands keep as JSON: comparisons, proofs, campaigns, what a pair deserves, CI jobs. Each is made again,
+links to the pages of its runs, and shows what others wrote as text."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, R
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
 from eagletwin.harness.commands.compare.one_report import FamilyFinding, FamilySearch, OneJob, Stand, Standing, keep_job
 from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
-from eagletwin.harness.commands.gpu.job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, MustShow
-from eagletwin.harness.commands.gpu.page import CAMPAIGN, keep_campaign
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import write_report
-from eagletwin.harness.commands.result import CampaignFacts, ProofFacts, ProveFacts
+from eagletwin.harness.commands.result import ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.features import FEATURES
@@ -30,6 +28,9 @@ from eagletwin.harness.deserved.statistics import Depth, Figures, Interval, Span
 from eagletwin.harness.page.render import NAME
 
 from ..browser import Opened, serious
+from ..lab.gpu.command import gpu_page
+from ..lab.gpu.job import JOB, RESULTS, Beside, CampaignFacts, CaseResult, Job, JobResult, MustShow
+from ..lab.gpu.page import CAMPAIGN, keep_campaign
 from .planted import ENGINE, HOSTILE
 
 CASE = LEDGER["25015"].case
@@ -170,6 +171,7 @@ def ci_job(folder: Path) -> Path:
 
 KINDS = {"compare": compared, "prove": proved, "gpu run": campaign, "acceptance": deserved, "ci": ci_job}
 RECORDS = {"compare": RECORD, "prove": PROOFS, "gpu run": RESULTS, "ci": CI_JOB}
+AGAIN = dict.fromkeys(KINDS, write_report) | {"gpu run": gpu_page}
 SAID = {
     "compare": (
         "NEWLY BROKEN · ",
@@ -240,7 +242,7 @@ SAID = {
 def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_path: Path) -> None:
     folder = KINDS[kind](tmp_path)
     text = (folder / NAME).read_text(encoding="utf-8") if kind != "compare" else ""  # two.py writes it, of an engine's run
-    assert write_report(folder) == EXIT_EQUAL
+    assert AGAIN[kind](folder) == EXIT_EQUAL
     again = (folder / NAME).read_text(encoding="utf-8")
     assert text in ("", again)
     assert [said for said in SAID[kind] if said not in again] == []
@@ -252,7 +254,7 @@ def test_the_page_has_what_was_kept_and_is_made_again_the_same(kind: str, tmp_pa
 def test_a_record_of_something_else_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / RECORDS[kind]).write_text('{"schema": 0}')
     with pytest.raises(InputError, match=f"{RECORDS[kind]} cannot be read"):
-        write_report(tmp_path)
+        AGAIN[kind](tmp_path)
 
 
 def test_a_page_links_to_no_page_that_is_not_there(tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_results_alone_are_a_page_without_a_rate_of_the_whole(tmp_path: Path) ->
     folder = campaign(tmp_path)
     (folder / CAMPAIGN).unlink()
     (folder / "job-000" / JOB).unlink()
-    assert write_report(folder) == EXIT_EQUAL
+    assert gpu_page(folder) == EXIT_EQUAL
     text = (folder / NAME).read_text(encoding="utf-8")
     assert "all engines together" not in text
     assert "their configurations are not known" in text
@@ -280,7 +282,7 @@ def test_the_pages_are_quiet_and_can_be_read_by_all(chromium: Any, tmp_path: Pat
         place = tmp_path / kind.replace(" ", "-")
         place.mkdir()
         folder = made(place)
-        write_report(folder)
+        AGAIN[kind](folder)
         opened = Opened(chromium, folder / NAME, width=390)
         opened.quiet()
         assert not opened.overflows, kind

@@ -1,4 +1,4 @@
-"""Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks`, `mutants` of tests/lab).
+"""Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks` and `mutants` of tests/lab).
 
 The modules are compiled from their source with a note at the start of each block. Triton kernels, and functions that a patch
 takes the place of, have none.

@@ -29,10 +29,10 @@ def models(
 
     An interrupted run goes on where it stopped. 125 if a cell is empty, or an entry does not show and nobody knows why.
     """
-    from eagletwin.harness.commands.gpu.in_model import read
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.families import RECIPES
 
+    from ..gpu.in_model import read
     from . import survey
     from .report import PAGE, open_cells, page
     from .results import write as write_results

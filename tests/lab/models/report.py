@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import CASES
-from eagletwin.harness.commands.gpu.in_model import FILE, InModel, ModelCell
 from eagletwin.harness.commands.prove.reasons import reason
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
+
+from ..gpu.in_model import FILE, InModel, ModelCell
 
 PAGE = "models.md"
 _REFUSED = "SGLang does not run this configuration"  # as engines/host.py says it, and then why

@@ -7,13 +7,13 @@ from pathlib import Path
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, remedies_of
 from eagletwin.cases.reach import carried
-from eagletwin.harness.commands.gpu.in_model import FILE, InModel, asked_of, case_in, read
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families.weights import target_says
 
 from ..answers import write_answers
+from ..gpu.in_model import FILE, InModel, asked_of, case_in, read
 
 
 def write(folder: Path, found: Collection[InModel]) -> None:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import on_a_cpu
-from eagletwin.harness.commands.gpu.in_model import InModel, ModelCell, asked_of, without_running
 from eagletwin.harness.commands.prove.in_model import ProofInModel, prove_in_model
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host
 
+from ..gpu.in_model import InModel, ModelCell, asked_of, without_running
 from .results import attempt_of
 
 _RUN = RunSpec(limits=Limits(step=60.0, case=300.0))

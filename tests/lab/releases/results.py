@@ -6,10 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eagletwin.harness.commands.page_facts import read_answers
 from eagletwin.harness.engines.provision import releases
 
-from ..answers import write_answers
+from ..answers import read_answers, write_answers
 
 FILE = "releases.jsonl"
 _OUTPUT = "greedy output"  # in the place of an entry

@@ -1,4 +1,4 @@
-"""The options of `eagletwin gpu plan`, as Typer reads them."""
+"""The options of `gpu plan`, as Typer reads them."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -13,20 +13,6 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.ledger.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
 from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
-from eagletwin.harness.commands.gpu import explained as explained_module
-from eagletwin.harness.commands.gpu.batches import path, table
-from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
-from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
-from eagletwin.harness.commands.gpu.in_model import proofs_in_model
-from eagletwin.harness.commands.gpu.job import CaseResult, Job, JobResult, MustShow
-from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
-from eagletwin.harness.commands.gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
-from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of
-from eagletwin.harness.commands.gpu.races import Race
-from eagletwin.harness.commands.gpu.sampled import sampling
-from eagletwin.harness.commands.gpu.searched import runs_on_a_gpu
-from eagletwin.harness.commands.gpu.summary import CampaignSummary
-from eagletwin.harness.commands.gpu.tally import exit_code, statuses_of, waits
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
@@ -40,6 +26,21 @@ from eagletwin.harness.engines.host import PatchDoesNotApply
 from eagletwin.harness.engines.sglang.taps.inner import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
+
+from .gpu import explained as explained_module
+from .gpu.batches import path, table
+from .gpu.command import gpu_plan, gpu_run
+from .gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
+from .gpu.in_model import proofs_in_model
+from .gpu.job import CaseResult, Job, JobResult, MustShow
+from .gpu.jobs import _gpus_of, read_plan
+from .gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
+from .gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of
+from .gpu.races import Race
+from .gpu.sampled import sampling
+from .gpu.searched import runs_on_a_gpu
+from .gpu.summary import CampaignSummary
+from .gpu.tally import exit_code, statuses_of, waits
 
 ROOT = Path(__file__).parents[2]
 NEWEST = Options(release="0.5.23")

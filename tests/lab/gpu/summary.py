@@ -5,11 +5,10 @@ from pathlib import Path
 
 from eagletwin.harness.core.terminal import count
 
-from ..compare.precision_gap import Apart, apart_text
-from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written
-from .job import JobResult
+from .job import CampaignFacts, JobResult
+from .precision_gap import Apart, apart_text
 from .races import Race
 from .tally import comparisons, exit_code, proofs, statuses_of, waits
 
@@ -44,7 +43,7 @@ class CampaignSummary:
         return f"{done.name}: {dict(said)}{mended}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
 
     def result(self, seconds: float, out: Path, report: str) -> CampaignFacts:
-        """All of it as --json has it."""
+        """The sums, as campaign.json has them."""
         return CampaignFacts(
             jobs=len(self._done),
             cases=self._cases,

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from eagletwin.harness.commands.gpu.job import Beside, CaseResult, JobResult, MustShow
-from eagletwin.harness.commands.gpu.tally import comparisons, exit_code, proofs, statuses_of
 from eagletwin.harness.core.mode import CPU
+
+from .gpu.job import Beside, CaseResult, JobResult, MustShow
+from .gpu.tally import comparisons, exit_code, proofs, statuses_of
 
 SAME = Beside(same=True, compared=9, largest=0.0)
 EQUAL, KNOWN, WRONG = (

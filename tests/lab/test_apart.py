@@ -2,11 +2,12 @@
 
 import torch
 
-from eagletwin.harness.commands.compare.precision_gap import BIN, Apart, apart
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header
 from eagletwin.harness.families.weights import model_pair
+
+from .gpu.precision_gap import BIN, Apart, apart
 
 DIGEST = model_pair("llama-tiny").digest
 

@@ -8,7 +8,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
-from ..compare.precision_gap import Apart
+from .precision_gap import Apart
 from .races import Race
 from .searched import Draw
 
@@ -132,3 +132,15 @@ class JobResult(Struct, frozen=True, kw_only=True):
     shared: bool = False
     mended: tuple[str, ...] = ()
     error: str = ""
+
+
+class CampaignFacts(Struct, kw_only=True):
+    """What a plan came to. statuses: how many cases came out how; report: what people read"""
+
+    jobs: int
+    cases: int
+    statuses: dict[str, int]
+    seconds: float
+    folder: str
+    report: str
+    exit_code: int = 0

@@ -1,16 +1,15 @@
-"""`eagletwin gpu …`: plan what runs on a GPU host, run it, and sum it up."""
+"""`gpu`: plan what runs on a GPU host, run it there, and make a page of the results."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
+from eagletwin.harness.commands.options import AttentionBackend, DataType, Ranks
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
+from eagletwin.harness.core.mode import FLASHINFER_HEAD
 from eagletwin.harness.core.terminal import count, progress
 
-from ..as_json import tell_result, with_json
-from ..options import AttentionBackend, DataType, Ranks
-from ..result import WrittenFacts
 from .typed import (
     Blocks,
     Cases,
@@ -40,7 +39,6 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 
 @gpu.command("plan")
-@with_json
 def gpu_plan(
     file: File,
     groups: Groups = 100,
@@ -63,9 +61,9 @@ def gpu_plan(
     sglang: OnRelease = "",
 ) -> int:
     """Write a plan: generated cases, batches of every size, and both sides of ledger entries (graphs, overlap, eager)."""
+    from eagletwin.harness.commands.options import check_attention, check_ranks
     from eagletwin.harness.families.valid import check_model
 
-    from ..options import check_attention, check_ranks
     from . import missing_waits as waits
     from .faults import faults
     from .in_model import proofs_in_model
@@ -113,17 +111,34 @@ def _write_plan(file: Path, jobs: "list[Job]", others: list[str]) -> int:
     cases = sum(job.draw.cases if job.draw else len(job.cases) for job in jobs)
     size = f"{count(len(jobs), 'job')}, {'up to ' * any(job.draw for job in jobs)}{count(cases, 'case')}"
     print(f"{size}: {file}")
-    tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
 
 
 def _check_heads(attention: "Attention", model: str, *, planted: bool = False) -> None:
     """Raises InputError for models whose heads the attention backend has no kernel for."""
-    from ..options import check_heads
-
-    check_heads(attention, model, "--model llama-wide")
+    _check_heads_of(attention, model, "--model llama-wide")
     if planted:
-        check_heads(attention, "llama-tiny", "no --faults, which are planted in models of their own")
+        _check_heads_of(attention, "llama-tiny", "no --faults, which are planted in models of their own")
+
+
+def _check_heads_of(attention: "Attention", model: str, other: str) -> None:
+    """Raises InputError for a model whose heads the backend has no kernel for. other: what to give in place of the model."""
+    from eagletwin.harness.families import RECIPES
+
+    if attention == "flashmla" and RECIPES[model].target.latent is None:
+        raise InputError(
+            f"--attention flashmla with {model}: its kernels are those of latent attention",
+            consequence="nothing was run",
+            remedy="give --model deepseek-nextn-wide, or another attention backend",
+        )
+    narrow = RECIPES[model].narrowest_head
+    if attention == "flashinfer" and narrow < FLASHINFER_HEAD:
+        raise InputError(
+            f"--attention flashinfer with {model}: its heads are {narrow} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more",
+            consequence="nothing was run",
+            remedy=f"give {other}, or another attention backend",
+        )
 
 
 def _check_float32(dtype: "Dtype", *, others: bool) -> None:
@@ -164,7 +179,6 @@ def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple
 
 
 @gpu.command("run")
-@with_json
 def gpu_run(
     plan: Annotated[Path, typer.Argument(help="A plan that `gpu plan` wrote.")],
     out: Annotated[Path, typer.Argument(help="Folder for results.jsonl, and for the traces that are kept.")],
@@ -210,15 +224,30 @@ def gpu_run(
     seconds = time.monotonic() - begun
     text = summary.text(seconds, out, noted, sharing.why_not)
     print(text)
-    result = summary.result(seconds, out, text)
-    keep_campaign(result, out)
-    tell_result(result)
+    keep_campaign(summary.result(seconds, out, text), out)
     return summary.exit_code
+
+
+@gpu.command("page")
+def gpu_page(
+    folder: Annotated[Path, typer.Argument(help="Folder of `gpu run`, or one that holds a results.jsonl alone.")],
+) -> int:
+    """Make report.html of a folder of results again."""
+    from eagletwin.harness.page.render import write_page
+
+    from .page import campaign_page
+
+    page = campaign_page(folder)
+    written = write_page(folder, lambda: page)
+    if written is None:
+        return EXIT_HARNESS
+    print(written)
+    return EXIT_EQUAL
 
 
 def _must_be_able(plan: Path, jobs: "list[Job]", out: Path, gpus: int) -> None:
     """Raises InputError where these jobs cannot run here, or would be added to another run's results."""
-    from ..options import must_have_cuda
+    from eagletwin.harness.commands.options import must_have_cuda
 
     if (out / "results.jsonl").exists():
         raise InputError(

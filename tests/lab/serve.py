@@ -1,4 +1,4 @@
-"""`eagletwin serve`: SGLang's own HTTP server on a CPU, in the foreground, until it is interrupted."""
+"""`serve`: SGLang's own HTTP server on a CPU, in the foreground, until it is interrupted."""
 
 import shlex
 from collections.abc import Iterator
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 from msgspec.structs import replace
 
+from eagletwin.harness.commands.options import DataType, Overlap, tell
+from eagletwin.harness.commands.run_options import CHANGES, KERNELS, SOURCE, Option, run_options
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.protocol import Serve
-
-from .options import tell
-from .run_options import CHANGES, KERNELS, SERVED, SOURCE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.servers import Server
@@ -49,6 +48,9 @@ Chunk = Annotated[
     typer.Option(metavar="C", min=1, rich_help_panel=_SERVER, help="Tokens a chunk of a prompt.", show_default="SGLang's"),
 ]
 Port = Annotated[int, typer.Option(metavar="P", min=0, max=65535, rich_help_panel=_SERVER, help="0: a free one.")]
+
+# A server runs on a CPU and has one rank.
+SERVED: tuple[Option, ...] = (("overlap", Overlap, None), ("dtype", DataType, "float32"))
 
 
 @run_options(CHANGES, SOURCE, KERNELS, SERVED)

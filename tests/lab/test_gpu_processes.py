@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.commands.gpu import jobs
-from eagletwin.harness.commands.gpu.job import Job, JobResult
-from eagletwin.harness.commands.gpu.jobs import run_plan
-from eagletwin.harness.commands.gpu.processes import Processes
 from eagletwin.harness.core.mode import CPU
+
+from .gpu import jobs
+from .gpu.job import Job, JobResult
+from .gpu.jobs import run_plan
+from .gpu.processes import Processes
 
 SLEEPS = [sys.executable, "-c", "import sys, time; print('up', flush=True); time.sleep(600)"]
 

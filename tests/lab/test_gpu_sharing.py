@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.harness.commands.gpu import jobs
-from eagletwin.harness.commands.gpu.job import CaseResult, Job, JobResult, MustShow
-from eagletwin.harness.commands.gpu.jobs import may_share, run_plan
-from eagletwin.harness.commands.gpu.processes import Processes
-from eagletwin.harness.commands.gpu.sharing import CONTROL, Sharing
-from eagletwin.harness.commands.gpu.summary import CampaignSummary
 from eagletwin.harness.core.mode import CPU, Mode
+
+from .gpu import jobs
+from .gpu.job import CaseResult, Job, JobResult, MustShow
+from .gpu.jobs import may_share, run_plan
+from .gpu.processes import Processes
+from .gpu.sharing import CONTROL, Sharing
+from .gpu.summary import CampaignSummary
 
 GPU = Mode(device="cuda", graphs=(1,))
 EQUAL = CaseResult(case="c", status="equal")

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.check.confirm import agree
+from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.run_spec import Limits
@@ -29,11 +29,11 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 
-from ..compare.numbers import diff
-from ..compare.precision_gap import Apart, apart
+from ..checkout import module
 from .batches import paths
 from .explained import apt_for, explained
 from .job import JOB, RESULTS, Beside, CaseResult, Job, JobResult
+from .precision_gap import Apart, apart
 from .processes import Processes
 from .races import RACE, Race, jitter_of, race
 from .sharing import Sharing
@@ -47,7 +47,7 @@ def read_plan(file: Path) -> list[Job]:
         plan = msgspec.json.decode(file.read_bytes(), type=list[Job])
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(
-            f"{file}: {error}", consequence="nothing was run", remedy="name a plan that `eagletwin gpu plan` wrote"
+            f"{file}: {error}", consequence="nothing was run", remedy="name a plan that `gpu plan` wrote"
         ) from error
     if not any(job.cases or job.draw for job in plan):
         raise InputError(f"{file} has no cases", consequence="nothing was run", remedy="name a plan that has some")
@@ -290,7 +290,7 @@ def _apart(job: Job, folder: Path, environment: dict[str, str], started: Process
     folder.mkdir(parents=True)
     (folder / JOB).write_bytes(msgspec.json.encode(job))
     with (folder / "log.txt").open("wb") as log:
-        command = [*RUN_MODULE, "eagletwin.harness.commands.gpu.jobs", str(folder)]
+        command = module("tests.lab.gpu.jobs", str(folder.resolve()))
         status = started.run(command, os.environ | {"OMP_NUM_THREADS": "1"} | environment, log)
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=JobResult)

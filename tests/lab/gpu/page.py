@@ -8,18 +8,17 @@ from pathlib import Path
 
 import msgspec
 
+from eagletwin.harness.commands.page_facts import never_happened, read_facts, row
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
 
-from ..compare.precision_gap import Apart, apart_text
-from ..page_facts import never_happened, read_facts, row
-from ..result import CampaignFacts
 from .batches import PATHS
-from .job import JOB, RESULTS, CaseResult, Job, JobResult
+from .job import JOB, RESULTS, CampaignFacts, CaseResult, Job, JobResult
+from .precision_gap import Apart, apart_text
 from .tally import RACES, comparisons, exit_code, proofs, statuses_of
 
-CAMPAIGN = "campaign.json"  # in the folder of a campaign: what `gpu run --json` prints
+CAMPAIGN = "campaign.json"  # in the folder of a campaign: the sums that `gpu run` prints
 
 
 def keep_campaign(result: CampaignFacts, out: Path) -> None:
@@ -61,7 +60,7 @@ def _read(file: Path) -> list[JobResult]:
         raise InputError(
             f"{file} cannot be read: {error}",
             consequence="no page was made",
-            remedy="name the folder of `eagletwin gpu run` of this eagletwin",
+            remedy="name the folder of `gpu run` of this eagletwin",
         ) from error
 
 

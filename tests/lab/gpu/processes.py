@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from ..checkout import ROOT
+
 _PATIENCE = 10.0  # seconds in which an interrupted job closes its engines, before it is killed
 
 
@@ -39,7 +41,7 @@ class Processes:
         with self._lock:
             if self._over:
                 return -signal.SIGINT
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
             self._running.add(process)
         try:
             return process.wait()

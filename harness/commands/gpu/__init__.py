@@ -1,1 +1,0 @@
-"""`eagletwin gpu`: pack, plan and run many cases on a GPU host."""
