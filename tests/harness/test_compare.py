@@ -38,7 +38,7 @@ from eagletwin.harness.commands.compare.report import Comparing, text_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.steering import Steering
+from eagletwin.harness.commands.fuzz.steering import Order, Steering
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
@@ -456,3 +456,25 @@ def test_programs_read_an_object_whose_fields_are_documented() -> None:
     assert broken["example"]["case"]["model"] == CASE.model
     fields += [*facts["acceptance"][0], "rounds", "tokens", "mean"]
     assert not [name for name in fields if f"`{name}`" not in guide]
+
+
+def test_a_search_learns_from_unlike_cases_of_the_ledger_what_runs_the_change() -> None:
+    """Of a change that models with layers that keep a state run alone."""
+    asked, ran = SearchOptions().asked, list[Case]()
+
+    def reaches(case: Case) -> bool:
+        ran.append(case)
+        return RECIPES[case.model].target.states > 0
+
+    order = Order(0, asked, 0)
+    order.begin(CPU, reaches)
+    assert sum(RECIPES[case.model].target.states > 0 for case in ran) == 3
+    assert len({case.model for case in ran}) > 5
+    first = [RECIPES[block_of(0, order.number(place), asked).focus.model].target.states > 0 for place in range(12)]
+    assert sum(first) >= 8
+
+
+def test_one_case_of_the_ledger_is_enough_where_the_first_runs_the_change() -> None:
+    ran = list[Case]()
+    Order(0, SearchOptions().asked, 0).begin(CPU, lambda case: not ran.append(case))
+    assert len(ran) == 1

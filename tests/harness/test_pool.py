@@ -24,9 +24,12 @@ from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
 from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError
 from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
 
 BLOCKS = 40
+
+UNCHANGED = SimpleNamespace(host=SimpleNamespace(source=SimpleNamespace(difference=None)), run=DEFAULT_RUN)
 
 
 def cases_of(block: int) -> list[CaseSeen]:
@@ -49,7 +52,7 @@ class Here:
 
 
 def pool_of(workers: Workers, here: Here, tally: Tally | None = None) -> BlockPool:
-    pool = BlockPool(SimpleNamespace(host=None), SearchOptions().plan, workers, tally=tally)  # type: ignore[arg-type]
+    pool = BlockPool(UNCHANGED, SearchOptions().plan, workers, tally=tally)  # type: ignore[arg-type]
     pool._looking = here  # type: ignore[assignment]
     return pool
 

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, Mends, may_show
+from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
@@ -78,6 +80,19 @@ class Looking:
     def __init__(self, mends: Mends, plan: Plan) -> None:
         self._mends, self._plan = mends, plan
 
+    @property
+    def mode(self) -> Mode:
+        return self._mends.run.mode
+
+    def reaches(self, case: Case) -> bool:
+        """Whether a case runs a changed statement; not if no engine starts for it."""
+        try:
+            trial = self._mends.trials((), DECLARED_VIEW).look(case)
+        except WouldNotStart:
+            return False
+        differs = _changed(trial, self._mends.run)
+        return differs is not None and differs.reached
+
     def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
         yield from self.run(block_of(self._plan.seed, number, self._plan.asked), earlier)
@@ -127,10 +142,15 @@ class Looking:
         return replace(_seen(block.number, one, view, shown, self._mends.run), tries=self._mends.ran - ran)
 
 
+def _changed(trial: Trial, run: RunSpec) -> Differs | None:
+    """What a case ran of the tree's change and of the run's own patches; None: there are none."""
+    own = {patch.name for patch in run.patches}
+    return together([change for change in trial.changes if not change.patch or change.patch in own])
+
+
 def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
-    own = {patch.name for patch in run.patches}
-    differs = together([change for change in trial.changes if not change.patch or change.patch in own])
+    differs = _changed(trial, run)
     committed = [int(record.numbers["accept_len"]) for record in trial.header.records if record.stage == "verify"]
     finished = trial.header.ending.kind == "finished"
     return CaseSeen(

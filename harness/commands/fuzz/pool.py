@@ -155,7 +155,8 @@ class BlockPool:
         self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
         self._tally = tally or Tally()
         self.ahead = workers.ahead if workers is not None else 0
-        if past is not None and (mends.run.patches or mends.host.source.difference is not None):
+        self._led = not mends.run.patches and mends.host.source.difference is None  # nothing is changed: nowhere to go
+        if past is not None and not self._led:
             self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
         self._order = Order(plan.seed, plan.asked, self.ahead)
         # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.
@@ -175,8 +176,15 @@ class BlockPool:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "BlockPool":
+        self._begin()
         self._grow()
         return self
+
+    def _begin(self) -> None:
+        """Learn what runs the change, before any block has its place."""
+        if not self._led:
+            self._led = True
+            self._order.begin(self._looking.mode, self._looking.reaches)
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -203,6 +211,7 @@ class BlockPool:
 
     def blocks(self) -> Iterator[Iterator[Seen]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
+        self._begin()
         for place in count():
             with self._changed:
                 self._turn, self._resting = place, False

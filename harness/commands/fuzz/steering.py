@@ -2,11 +2,12 @@
 
 A change that few cases run would be met by chance. So three blocks of four are, of those that are not run yet, among the few
 whose settings are most often those of cases that ran the change, entries of the ledger among them. Each fourth comes in the
-order of its number: a change may be wrong where none of its like has run it.
+order of its number: a change may be wrong where none of its like has run it. A search begins with cases of the ledger, as
+unlike each other as can be, until some run the change: generated cases may take minutes to meet it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from random import Random
 from threading import Lock
@@ -14,7 +15,10 @@ from threading import Lock
 import msgspec
 
 from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.mode import Mode
 
 from .looking import CaseSeen, Unstarted
 from .unsearched import topics_of
@@ -22,6 +26,7 @@ from .unsearched import topics_of
 _AHEAD = 400  # blocks among which is chosen: a setting that one block in fifty has is among them
 _FEW = 20  # of these, among which one is drawn: the most similar alone would be the same again and again
 _OFTEN = 0.5  # where so large a share of the cases runs the change, no block is preferred
+_LED, _MOST_LED = 3, 40  # cases of the ledger that run the change, and that are run for it
 _WEIGHT = 4  # cases of the overall share that are added to each setting, so that one block's cases alone decide nothing
 
 Setting = tuple[str, object]
@@ -77,6 +82,17 @@ class Order:
         self._blocks, self._lock = self._steering.blocks(), Lock()
         self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, bool]]](), 0
 
+    def begin(self, mode: Mode, reaches: Callable[[Case], bool]) -> None:
+        """Learn from cases of the ledger, before the first block. The plainest one is enough if it runs the change: then
+        most do. reaches: runs a case, and says whether it ran the change."""
+        found = 0
+        for number, case in enumerate(_unlike(mode)[:_MOST_LED]):
+            reached = reaches(case)
+            self._steering.add(case, reached=reached)
+            found += reached
+            if found == _LED or (reached and number == 0):
+                return
+
     def add(self, place: int, case: Case, *, reached: bool) -> None:
         """A case of the block at this place ran, and reached the change or not."""
         self._cases.setdefault(place, []).append((case, reached))
@@ -99,6 +115,21 @@ def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted])
         if isinstance(seen, CaseSeen) and seen.differs is not None:
             order.add(place, seen.case, reached=seen.differs.reached)
         yield seen
+
+
+def _unlike(mode: Mode) -> list[Case]:
+    """The cases of the ledger that the mode reaches, the plainest first; then each has as many settings as can be that none
+    before it has. Without those that end the worker: another one takes a second to start."""
+    left = [entry.case for entry in LEDGER.values() if not unreached(entry, mode) and not entry.rule.startswith("engine.")]
+    settings = {case.name: set(_settings(case)) for case in left}
+    cases, had = list[Case](), set[Setting]()
+    while left:
+        new = {case.name: len(settings[case.name] - had) for case in left}
+        case = (max if cases else min)(left, key=lambda case: new[case.name])
+        left.remove(case)
+        cases.append(case)
+        had |= settings[case.name]
+    return cases
 
 
 def _settings(case: Case) -> list[Setting]:
