@@ -467,7 +467,7 @@ def test_a_search_learns_from_unlike_cases_of_the_ledger_what_runs_the_change() 
         return RECIPES[case.model].target.states > 0
 
     order = Order(0, asked, 0)
-    order.begin(CPU, reaches)
+    order.steering.begin(CPU, reaches)
     assert sum(RECIPES[case.model].target.states > 0 for case in ran) == 3
     assert len({case.model for case in ran}) > 5
     first = [RECIPES[block_of(0, order.number(place), asked).focus.model].target.states > 0 for place in range(12)]
@@ -476,5 +476,5 @@ def test_a_search_learns_from_unlike_cases_of_the_ledger_what_runs_the_change() 
 
 def test_one_case_of_the_ledger_is_enough_where_the_first_runs_the_change() -> None:
     ran = list[Case]()
-    Order(0, SearchOptions().asked, 0).begin(CPU, lambda case: not ran.append(case))
+    Steering(0, SearchOptions().asked).begin(CPU, lambda case: not ran.append(case))
     assert len(ran) == 1

@@ -19,7 +19,7 @@ from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
 from eagletwin.harness.check.trials import Trial
-from eagletwin.harness.core.case import pretty_case
+from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.differs import Changes, Differs, doubts_of, runs_no_change
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.files import new_run_folder
@@ -150,6 +150,10 @@ class Sides:
             self.changes[HEAD].add(trial.differs)
             self._mends[HEAD].saw(question.entry, question.view, trial)
         return self._answer(question, head, trial.differs if trial is not None else None, trial)
+
+    def reaches(self, case: Case) -> bool:
+        """Whether a case runs on HEAD what differs."""
+        return Looking(self._mends[HEAD], self.plan).reaches(case)
 
     def search(self, block: Block) -> Iterator[Answered]:
         """The cases of a block: on HEAD as `fuzz` has them, and on BASE with the same remedies. Raises HarnessError."""
@@ -403,6 +407,8 @@ class Asking:
                 answer = sides.ask(question)
                 self._take(answer, line)
                 steering.add(question.case, reached=answer.reached is True)
+            if self.plan.max_cases:
+                steering.begin(self.run.mode, sides.reaches)
             self._search(sides, steering, line)
             for broken in breakages(self._answers):
                 line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
@@ -416,7 +422,7 @@ class Asking:
                 return
             for answer in sides.search(block):
                 self._take(answer, line)
-                steering.add(block.probe, reached=answer.reached is True)
+                steering.add(answer.question.case, reached=answer.reached is True)
                 if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
                     break
 

@@ -184,7 +184,7 @@ class BlockPool:
         """Learn what runs the change, before any block has its place."""
         if not self._led:
             self._led = True
-            self._order.begin(self._looking.mode, self._looking.reaches)
+            self._order.steering.begin(self._looking.mode, self._looking.reaches)
 
     def __exit__(self, *_: object) -> None:
         with self._changed:

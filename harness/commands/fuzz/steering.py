@@ -50,6 +50,14 @@ class Steering:
             self._ran.update(settings)
             self._reached += 1
 
+    def begin(self, mode: Mode, reaches: Callable[[Case], bool]) -> None:
+        """Learn from cases of the ledger, before the first block. The plainest one is enough if it runs the change: then
+        most do. reaches: runs a case, and says whether it ran the change."""
+        for number, case in enumerate(_unlike(mode)[:_MOST_LED]):
+            if self._reached >= (_LED if number != 1 else 1):
+                return
+            self.add(case, reached=reaches(case))
+
     def blocks(self) -> Iterator[Block]:
         waiting, numbers = dict[int, Block](), count()
         for turn in count():
@@ -78,20 +86,9 @@ class Order:
     cases of the blocks that are `ahead` places before it, which are over then: whoever runs them comes to the same."""
 
     def __init__(self, seed: int, asked: Asked, ahead: int) -> None:
-        self._steering, self._ahead = Steering(seed, asked), ahead
-        self._blocks, self._lock = self._steering.blocks(), Lock()
+        self.steering, self._ahead = Steering(seed, asked), ahead
+        self._blocks, self._lock = self.steering.blocks(), Lock()
         self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, bool]]](), 0
-
-    def begin(self, mode: Mode, reaches: Callable[[Case], bool]) -> None:
-        """Learn from cases of the ledger, before the first block. The plainest one is enough if it runs the change: then
-        most do. reaches: runs a case, and says whether it ran the change."""
-        found = 0
-        for number, case in enumerate(_unlike(mode)[:_MOST_LED]):
-            reached = reaches(case)
-            self._steering.add(case, reached=reached)
-            found += reached
-            if found == _LED or (reached and number == 0):
-                return
 
     def add(self, place: int, case: Case, *, reached: bool) -> None:
         """A case of the block at this place ran, and reached the change or not."""
@@ -103,7 +100,7 @@ class Order:
             while len(self._numbers) <= place:
                 while self._counted < len(self._numbers) - self._ahead:
                     for case, reached in self._cases.pop(self._counted, ()):
-                        self._steering.add(case, reached=reached)
+                        self.steering.add(case, reached=reached)
                     self._counted += 1
                 self._numbers.append(next(self._blocks).number)
             return self._numbers[place]
