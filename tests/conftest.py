@@ -1,8 +1,11 @@
 """Options of this test suite: which tests run (`--quick`, `--long`), and which may be skipped (`--known-skips`)."""
 
 import atexit
+import faulthandler
 import gc
+import os
 import re
+import signal
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -23,8 +26,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+HANGS = 900  # seconds after which a test ends its process, with the stacks of all threads, and so fails by name
+
+
+# An alarm, which a fork does not inherit. pytest's faulthandler_timeout is a thread: a session in a fork waits for it for ever.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    signal.alarm(HANGS)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
 @pytest.hookimpl(trylast=True)  # the reporter that the plugin below writes with is there by then
 def pytest_configure(config: pytest.Config) -> None:
+    faulthandler.register(signal.SIGALRM, file=os.dup(2), chain=True)  # then the signal's default action
     if config.getoption("--quick"):
         sys.modules["sglang"] = None  # type: ignore[assignment]  # a test that imports it fails at once
     file = config.getoption("--known-skips")
