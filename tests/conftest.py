@@ -5,8 +5,8 @@ import faulthandler
 import gc
 import os
 import re
-import signal
 import sys
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,22 +26,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+STDERR = os.dup(2)  # where pytest catches nothing
 HANGS = 900  # seconds after which a test ends its process, with the stacks of all threads, and so fails by name
 
 
-# An alarm, which a fork does not inherit. pytest's faulthandler_timeout is a thread: a session in a fork waits for it for ever.
+# pytest's faulthandler_timeout would not do: a session of pytest in a fork waits for ever for its thread, which a fork lacks.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    signal.alarm(HANGS)
+    watch = threading.Timer(HANGS, _end)
+    watch.daemon = True
+    watch.start()
     try:
         return (yield)
     finally:
-        signal.alarm(0)
+        watch.cancel()
+
+
+def _end() -> None:
+    faulthandler.dump_traceback(STDERR)
+    os._exit(1)
 
 
 @pytest.hookimpl(trylast=True)  # the reporter that the plugin below writes with is there by then
 def pytest_configure(config: pytest.Config) -> None:
-    faulthandler.register(signal.SIGALRM, file=os.dup(2), chain=True)  # then the signal's default action
     if config.getoption("--quick"):
         sys.modules["sglang"] = None  # type: ignore[assignment]  # a test that imports it fails at once
     file = config.getoption("--known-skips")
