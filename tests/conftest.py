@@ -26,14 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-STDERR = os.dup(2)  # where pytest catches nothing
+STDERR = pytest.StashKey[int]()  # a file descriptor that pytest catches nothing of
 HANGS = 900  # seconds after which a test ends its process, with the stacks of all threads, and so fails by name
 
 
 # pytest's faulthandler_timeout would not do: a session of pytest in a fork waits for ever for its thread, which a fork lacks.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol() -> Generator[None, object, object]:
-    watch = threading.Timer(HANGS, _end)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    watch = threading.Timer(HANGS, _end, [item.config.stash[STDERR]])
     watch.daemon = True
     watch.start()
     try:
@@ -42,13 +42,14 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         watch.cancel()
 
 
-def _end() -> None:
-    faulthandler.dump_traceback(STDERR)
+def _end(stderr: int) -> None:
+    faulthandler.dump_traceback(stderr)
     os._exit(1)
 
 
 @pytest.hookimpl(trylast=True)  # the reporter that the plugin below writes with is there by then
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
     if config.getoption("--quick"):
         sys.modules["sglang"] = None  # type: ignore[assignment]  # a test that imports it fails at once
     file = config.getoption("--known-skips")
