@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagletwin.harness.commands.bisect.reduce import smallest
@@ -11,6 +11,7 @@ THINGS = tuple("abcdefgh")
 SETS = st.frozensets(st.sampled_from(THINGS))
 
 
+@settings(deadline=None)
 @given(st.lists(SETS, min_size=1, max_size=4))
 def test_one_of_the_smallest_sets_is_found(needed: list[frozenset[str]]) -> None:
     """It shows with all of any of the `needed` sets, and what else there is does not matter."""
@@ -20,6 +21,7 @@ def test_one_of_the_smallest_sets_is_found(needed: list[frozenset[str]]) -> None
     assert list(found) == sorted(found)
 
 
+@settings(deadline=None)
 @given(st.sets(SETS), st.integers(1, len(THINGS)))
 def test_without_any_single_member_it_does_not_show_whatever_else_does(shown: set[frozenset[str]], count: int) -> None:
     """Faults need not be monotone: more features can hide one."""

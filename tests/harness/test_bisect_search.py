@@ -2,7 +2,7 @@
 
 from math import ceil, log2
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagletwin.harness.commands.bisect.marks import Found, Mark, conclude, next_between, next_end
@@ -36,6 +36,7 @@ def everything(row: tuple[Mark, ...]) -> Found:
     return conclude(len(row), dict(enumerate(row)))
 
 
+@settings(deadline=None)
 @given(monotone())
 def test_a_search_finds_what_looking_at_everything_finds(row: tuple[Mark, ...]) -> None:
     found, looked = search(row)
@@ -43,6 +44,7 @@ def test_a_search_finds_what_looking_at_everything_finds(row: tuple[Mark, ...]) 
     assert len(set(looked)) == len(looked)
 
 
+@settings(deadline=None)
 @given(monotone())
 def test_a_first_version_is_named_only_if_its_neighbour_was_decided(row: tuple[Mark, ...]) -> None:
     found, _ = search(row)
@@ -58,6 +60,7 @@ def test_a_first_version_is_named_only_if_its_neighbour_was_decided(row: tuple[M
     assert found.between == tuple(range(max(index for index in decided if index < change) + 1, change))
 
 
+@settings(deadline=None)
 @given(ROWS)
 def test_the_two_sides_that_are_named_were_looked_at_and_differ_even_in_a_row_of_many_changes(row: tuple[Mark, ...]) -> None:
     found, looked = search(row)
@@ -73,6 +76,7 @@ def test_the_two_sides_that_are_named_were_looked_at_and_differ_even_in_a_row_of
         assert all(row[index] == "skip" for index in found.between)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 400), st.data())
 def test_where_all_can_be_decided_a_search_halves(count: int, data: st.DataObject) -> None:
     change = data.draw(st.integers(1, count - 1))
@@ -81,6 +85,7 @@ def test_where_all_can_be_decided_a_search_halves(count: int, data: st.DataObjec
     assert len(looked) <= 2 + ceil(log2(count - 1))
 
 
+@settings(deadline=None)
 @given(monotone(), st.data())
 def test_a_search_that_is_taken_up_again_has_the_same_result(row: tuple[Mark, ...], data: st.DataObject) -> None:
     found, looked = search(row)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagletwin.harness.check import recordings
@@ -222,6 +222,7 @@ def test_files_are_no_larger_than_was_asked_for(tmp_path: Path) -> None:
 # -- tables -------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(tables=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=8))
 def test_tables_come_back_as_they_were(tables: list[list[int]]) -> None:
     written, records, tensors = Tables(), [], dict[str, torch.Tensor | np.ndarray[Any, Any]]()
