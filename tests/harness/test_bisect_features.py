@@ -162,7 +162,7 @@ def test_without_its_features_a_case_is_the_plainest() -> None:
 
 
 @given(cases(), st.data())
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_generated_case_without_any_of_its_features_is_valid(case: Case, data: st.DataObject) -> None:
     had = features_of(case)
     gone = [feature for feature in had if data.draw(st.booleans())]
