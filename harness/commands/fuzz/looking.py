@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
@@ -90,6 +91,10 @@ class Looking:
             trial = self._mends.trials((), DECLARED_VIEW).look(case)
         except WouldNotStart:
             return False
+        if trial.signature is not None and trial.signature.rule not in {
+            entry.rule for entry in LEDGER.values() if entry.case == case
+        }:
+            self._mends.otherwise.append((trial, DECLARED_VIEW))  # another than the entry's own
         differs = _changed(trial, self._mends.run)
         return differs is not None and differs.reached
 

@@ -26,7 +26,7 @@ from ..options import tell
 from .journal import Died, Journal, Over, Past
 from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
-from .steering import Order, count_cases
+from .steering import PLAIN, Order, count_cases
 from .tally import Tally
 from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, read_answer, written
 
@@ -176,15 +176,8 @@ class BlockPool:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "BlockPool":
-        self._begin()
         self._grow()
         return self
-
-    def _begin(self) -> None:
-        """Learn what runs the change, before any block has its place."""
-        if not self._led:
-            self._led = True
-            self._order.steering.begin(self._looking.mode, self._looking.reaches)
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -211,8 +204,9 @@ class BlockPool:
 
     def blocks(self) -> Iterator[Iterator[Seen]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
-        self._begin()
         for place in count():
+            if place == PLAIN and not self._led:
+                self._order.begin(self._looking.mode, self._looking.reaches)
             with self._changed:
                 self._turn, self._resting = place, False
                 self._changed.notify_all()
