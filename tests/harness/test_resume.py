@@ -157,6 +157,23 @@ def test_ctrl_c_is_no_end_and_the_way_to_continue_is_printed(
     assert (Fixed.log.total(), set(Fixed.log.values())) == (CASES, {1})
 
 
+def test_a_divergence_that_was_not_concluded_is_looked_into_also_when_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is ended while it shrinks leaves a block that is not over, and little time."""
+    monkeypatch.setitem(globals(), "SHOWS", {(3, 1): LEAK})
+    assert begin(tmp_path) == EXIT_DIVERGED
+    journal = tmp_path / "fuzz-0" / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    seen = next(number for number, line in enumerate(lines) if b'"diverged"' in line)
+    journal.write_bytes(b"".join(lines[: seen + 1]))
+    Shrunk.log.clear()
+    ran = Fixed.log.total()
+    assert resume(tmp_path / "fuzz-0", minutes=1e-9) == EXIT_DIVERGED
+    assert Shrunk.log == {str(LEAK): 1}
+    assert Fixed.log.total() == ran
+
+
 def test_a_search_that_is_over_continues_with_new_limits(tmp_path: Path) -> None:
     assert begin(tmp_path, max_cases=BLOCK) == EXIT_EQUAL
     assert resume(tmp_path / "fuzz-0", max_cases=2 * BLOCK) == EXIT_DIVERGED

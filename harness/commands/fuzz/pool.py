@@ -166,6 +166,8 @@ class BlockPool:
         self._turn, self._next = 0, max([*self._over, *self._seen], default=-1) + 1
         self._left |= set(range(self._next)) - self._over
         self._past = frozenset(self._over)
+        self._before = {place: len(seen) for place, seen in self._seen.items()}  # results that an earlier driver left
+        self._taken = 0  # results of the block whose turn it is
         self._tries = Counter[int]()
         self._failed: dict[int, HarnessError] = {}  # by the place of the block; -1: whatever the block
         self._here: tuple[int, Iterator[Seen]] | None = None  # the block that is run here
@@ -190,8 +192,8 @@ class BlockPool:
 
     @property
     def replays(self) -> bool:
-        """Whether the block whose turn it is was run to its end by an earlier driver."""
-        return self._turn in self._past
+        """Whether the block whose turn it is has results of an earlier driver that were not taken, or was run to its end."""
+        return self._turn in self._past or self._taken < self._before.get(self._turn, 0)
 
     def _grow(self) -> None:
         """Have as many workers as there are to be: a cluster may grow."""
@@ -208,7 +210,7 @@ class BlockPool:
             if place == PLAIN and not self._led:
                 self._order.begin(self._looking.mode, self._looking.reaches)
             with self._changed:
-                self._turn, self._resting = place, False
+                self._turn, self._taken, self._resting = place, 0, False
                 self._changed.notify_all()
             self._grow()
             yield count_cases(self._order, place, self._block(place))
@@ -230,7 +232,7 @@ class BlockPool:
                     del self._seen[place]
                     return
             if len(seen) > taken:
-                taken += 1
+                taken = self._taken = taken + 1
                 yield seen[taken - 1]
             elif not self._run_here():
                 with self._changed:
