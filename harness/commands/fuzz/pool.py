@@ -26,7 +26,7 @@ from ..options import tell
 from .journal import Died, Journal, Over, Past
 from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
-from .steering import PLAIN, Order, count_cases
+from .steering import Order, count_cases
 from .tally import Tally
 from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, read_answer, written
 
@@ -207,8 +207,6 @@ class BlockPool:
     def blocks(self) -> Iterator[Iterator[Seen]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
         for place in count():
-            if place == PLAIN and not self._led:
-                self._order.begin(self._looking.mode, self._looking.reaches)
             with self._changed:
                 self._turn, self._taken, self._resting = place, 0, False
                 self._changed.notify_all()
