@@ -38,7 +38,7 @@ from eagletwin.harness.commands.compare.report import Comparing, text_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.steering import Order, Steering
+from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
@@ -466,15 +466,16 @@ def test_a_search_learns_from_unlike_cases_of_the_ledger_what_runs_the_change() 
         ran.append(case)
         return RECIPES[case.model].target.states > 0
 
-    order = Order(0, asked, 0)
-    order.begin(CPU, reaches)
+    steering = Steering(0, asked)
+    steering.begin(CPU, reaches)
     assert sum(RECIPES[case.model].target.states > 0 for case in ran) == 3
     assert len({case.model for case in ran}) > 5
-    first = [RECIPES[block_of(0, order.number(place), asked).focus.model].target.states > 0 for place in range(14)]
+    first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 14)]
     assert sum(first[2:]) >= 6  # one block in ten without it
 
 
-def test_no_case_of_the_ledger_runs_where_one_of_the_first_blocks_ran_the_change() -> None:
-    order = Order(0, SearchOptions().asked, 0)
-    order.add(0, LEDGER["25015"].case, reached=True)
-    order.begin(CPU, lambda case: pytest.fail(case.name))
+def test_no_case_of_the_ledger_runs_where_three_ran_the_change() -> None:
+    steering = Steering(0, SearchOptions().asked)
+    for _ in range(3):
+        steering.add(LEDGER["25015"].case, reached=True)
+    steering.begin(CPU, lambda case: pytest.fail(case.name))

@@ -21,7 +21,6 @@ from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
@@ -80,10 +79,6 @@ class Looking:
 
     def __init__(self, mends: Mends, plan: Plan) -> None:
         self._mends, self._plan = mends, plan
-
-    @property
-    def mode(self) -> Mode:
-        return self._mends.run.mode
 
     def reaches(self, case: Case) -> bool:
         """Whether a case runs a changed statement; not if no engine starts for it."""

@@ -48,7 +48,7 @@ class SearchOptions:
     address    of a Ray cluster; "": the processes are of this machine
     run        the options that choose no cases
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
-    base       a release or a folder that the SGLang is a change of: of no option, `ci` alone sets it
+    base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
     """
 
     minutes: float = MINUTES

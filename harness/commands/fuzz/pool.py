@@ -155,8 +155,7 @@ class BlockPool:
         self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
         self._tally = tally or Tally()
         self.ahead = workers.ahead if workers is not None else 0
-        self._led = not mends.run.patches and mends.host.source.difference is None  # nothing is changed: nowhere to go
-        if past is not None and not self._led:
+        if past is not None and (mends.run.patches or mends.host.source.difference is not None):
             self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
         self._order = Order(plan.seed, plan.asked, self.ahead)
         # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.

@@ -2,12 +2,12 @@
 
 A change that few cases run would be met by chance. So three blocks of four are, of those that are not run yet, among the few
 whose settings are most often those of cases that ran the change, entries of the ledger among them. Each fourth comes in the
-order of its number: a change may be wrong where none of its like has run it. Where the first blocks do not run the change,
-cases of the ledger do, as unlike each other as can be: generated ones may take minutes to meet it.
+order of its number: a change may be wrong where none of its like has run it. `compare` begins with cases of the ledger, as
+unlike each other as can be, until some run the change: generated ones may take minutes to meet it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from random import Random
 from threading import Lock
@@ -26,7 +26,6 @@ from .unsearched import topics_of
 _AHEAD = 400  # blocks among which is chosen: a setting that one block in fifty has is among them
 _FEW = 20  # of these, among which one is drawn: the most similar alone would be the same again and again
 _OFTEN = 0.5  # where so large a share of the cases runs the change, no block is preferred
-PLAIN = 2  # blocks before cases of the ledger are run
 _LED, _MOST_LED = 3, 40  # cases of the ledger that run the change, and that are run for it
 _WEIGHT = 4  # cases of the overall share that are added to each setting, so that one block's cases alone decide nothing
 
@@ -53,13 +52,14 @@ class Steering:
             self._reached += 1
 
     def begin(self, mode: Mode, reaches: Callable[[Case], bool]) -> None:
-        """Learn from cases of the ledger, unless enough of its cases ran the change already."""
-        self.learn(runs_of_ledger(mode, reaches) if self._reached < _LED else ())
-
-    def learn(self, runs: Iterable[tuple[Case, bool]]) -> None:
-        for case, reached in runs:
+        """Learn from cases of the ledger, until some of them run the change; from none if as many cases ran it already.
+        reaches: runs a case, and says whether it ran the change."""
+        for case in () if self._reached >= _LED else _unlike(mode)[:_MOST_LED]:
+            reached = reaches(case)
             self.add(case, reached=reached)
             self._learned[reached] += 1
+            if self._learned[True] == _LED:
+                return
 
     def blocks(self) -> Iterator[Block]:
         waiting, numbers = dict[int, Block](), count()
@@ -90,20 +90,13 @@ class Order:
     cases of the blocks that are `ahead` places before it, which are over then: whoever runs them comes to the same."""
 
     def __init__(self, seed: int, asked: Asked, ahead: int) -> None:
-        self.steering, self._ahead = Steering(seed, asked), ahead
-        self._blocks, self._lock = self.steering.blocks(), Lock()
+        self._steering, self._ahead = Steering(seed, asked), ahead
+        self._blocks, self._lock = self._steering.blocks(), Lock()
         self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, bool]]](), 0
-        self._met, self._hints = False, list[tuple[Case, bool]]()
 
     def add(self, place: int, case: Case, *, reached: bool) -> None:
         """A case of the block at this place ran, and reached the change or not."""
-        self._met |= reached
         self._cases.setdefault(place, []).append((case, reached))
-
-    def begin(self, mode: Mode, reaches: Callable[[Case], bool]) -> None:
-        """Before the block at place PLAIN: learn from cases of the ledger if no case of those before it ran the change."""
-        if not self._met:
-            self._hints = runs_of_ledger(mode, reaches)
 
     def number(self, place: int) -> int:
         """The block at this place. Places may be read again, and are chosen in their order."""
@@ -111,10 +104,8 @@ class Order:
             while len(self._numbers) <= place:
                 while self._counted < len(self._numbers) - self._ahead:
                     for case, reached in self._cases.pop(self._counted, ()):
-                        self.steering.add(case, reached=reached)
+                        self._steering.add(case, reached=reached)
                     self._counted += 1
-                if len(self._numbers) == self._ahead + PLAIN:  # the first that nobody can have begun before that
-                    self.steering.learn(self._hints)
                 self._numbers.append(next(self._blocks).number)
             return self._numbers[place]
 
@@ -125,16 +116,6 @@ def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted])
         if isinstance(seen, CaseSeen) and seen.differs is not None:
             order.add(place, seen.case, reached=seen.differs.reached)
         yield seen
-
-
-def runs_of_ledger(mode: Mode, reaches: Callable[[Case], bool]) -> list[tuple[Case, bool]]:
-    """Cases of the ledger, and whether each runs the change. reaches: runs a case, and says so."""
-    runs, found = list[tuple[Case, bool]](), 0
-    for case in _unlike(mode)[:_MOST_LED]:
-        if found < _LED:
-            runs.append((case, reaches(case)))
-            found += runs[-1][1]
-    return runs
 
 
 def _unlike(mode: Mode) -> list[Case]:
