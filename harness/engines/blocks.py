@@ -20,18 +20,19 @@ class Block(NamedTuple):
     branch: str
 
 
-def blocks_of(tree: ast.AST, function: str = "") -> Iterator[tuple[Block, list[ast.stmt], bool]]:
-    """The blocks of a module, each with its statements, and whether a docstring is the first of them."""
+def blocks_of(tree: ast.AST, function: str = "", *, kernels: bool = False) -> Iterator[tuple[Block, list[ast.stmt], bool]]:
+    """The blocks of a module, each with its statements, and whether a docstring is the first of them. kernels: also of
+    functions that Triton compiles."""
     for node in ast.iter_child_nodes(tree):
         inside, documented = function, False
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if _compiled_elsewhere(node):
+            if _compiled_elsewhere(node) and not kernels:
                 continue
             inside = f"{function}.{node.name}".lstrip(".")
             documented = ast.get_docstring(node, clean=False) is not None
         for branch, body in _bodies(node):
             yield Block(body[0].lineno, inside, branch), body, documented
-        yield from blocks_of(node, inside)
+        yield from blocks_of(node, inside, kernels=kernels)
 
 
 def _bodies(node: ast.AST) -> Iterator[tuple[str, list[ast.stmt]]]:

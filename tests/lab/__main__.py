@@ -13,6 +13,7 @@ from eagletwin.harness.core.exits import guarded
 
 from .bench.command import rate, reached, search, speed
 from .bundle.command import bundle
+from .coverage import coverage
 from .draws.command import draws
 from .gpu.command import gpu
 from .models.command import models
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure eagletwin itself, and make what its tests and records need.",
 )
-for command in (rate, speed, search, reached, mutants, oracle, draws, releases, models, train, serve, bundle):
+for command in (rate, speed, search, reached, coverage, mutants, oracle, draws, releases, models, train, serve, bundle):
     app.command()(command)
 app.add_typer(gpu, name="gpu")
 

@@ -19,8 +19,8 @@ from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
 from eagletwin.harness.check.trials import Trial
-from eagletwin.harness.core.case import Case, pretty_case
-from eagletwin.harness.core.differs import Changes, Differs, doubts_of, runs_no_change
+from eagletwin.harness.core.case import pretty_case
+from eagletwin.harness.core.differs import Changes, Differs, Watch, doubts_of, runs_no_change
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec
@@ -31,10 +31,11 @@ from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStar
 from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.page.render import write_page
 
+from ..fuzz.coverage import measured_of
 from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.options import Plan
 from ..fuzz.shrinking import Shrinking, Teller
-from ..fuzz.steering import Steering
+from ..fuzz.steering import Steering, executed
 from ..fuzz.tally import Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
@@ -114,7 +115,8 @@ class Sides:
     """Both sides of a comparison.
 
     every    whether all entries run on both, also where the code says what comes out
-    plan     of a search on HEAD; mutual: whether each side is compared with the other, file by file
+    plan     of a search on HEAD; steering: which block of it comes next; mutual: whether each side is compared with the other,
+             file by file
     changes  what of the difference ran on each; accepted: tokens a round, by configuration; tally: of the generated cases
     """
 
@@ -123,6 +125,7 @@ class Sides:
     run: RunSpec
     folder: Path
     plan: Plan
+    steering: Steering
     mutual: bool = False
     every: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
@@ -150,10 +153,6 @@ class Sides:
             self.changes[HEAD].add(trial.differs)
             self._mends[HEAD].saw(question.entry, question.view, trial)
         return self._answer(question, head, trial.differs if trial is not None else None, trial)
-
-    def reaches(self, case: Case) -> bool:
-        """Whether a case runs on HEAD what differs."""
-        return Looking(self._mends[HEAD], self.plan).reaches(case)
 
     def search(self, block: Block) -> Iterator[Answered]:
         """The cases of a block: on HEAD as `fuzz` has them, and on BASE with the same remedies. Raises HarnessError."""
@@ -184,6 +183,21 @@ class Sides:
         self, question: SharedCase, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
     ) -> Answered:
         """The same with what BASE makes of it, confirmed where the two differ."""
+        ran = [*executed(differs)]
+        try:
+            return self._of_both(question, head, differs, found, ran)
+        finally:
+            self.steering.add(question.case, ran)
+
+    def _of_both(
+        self,
+        question: SharedCase,
+        head: SideResult,
+        differs: Differs | None,
+        found: Trial | CaseSeen | None,
+        ran: list[str],
+    ) -> Answered:
+        """ran: the changed statements that HEAD ran; gets those of BASE."""
         reached = ran_some(differs)
         if self.mutual and runs_as_base(differs) and (head == EQUAL or self._is_live(question, head)):
             known = "" if head == EQUAL or question.entry is None else question.entry.id
@@ -195,7 +209,9 @@ class Sides:
         if trial is not None:
             self.changes[BASE].add(trial.differs)
             self._compare_numbers(found, trial)
-            reached = reached or ran_some(trial.differs) if self.mutual else reached
+            if self.mutual:
+                reached = reached or ran_some(trial.differs)
+                ran += executed(trial.differs)
             if isinstance(found, CaseSeen):
                 count_rounds(self.accepted, question, trial.header, (found.rounds, found.tokens))
         group = group_of(base, head)
@@ -373,7 +389,7 @@ class Asking:
                 self._failed = "BASE and HEAD are the same SGLang, file by file"
             else:
                 with hosts_of(sources, self.run.mode, watched) as hosts:
-                    self._ask((hosts[0], hosts[1]), folder, mutual=mutual)
+                    self._ask((hosts[0], hosts[1]), watched[HEAD], folder)
         except KeyboardInterrupt:
             ended = EXIT_INTERRUPTED
             raise AlreadyReported(ended) from None
@@ -387,7 +403,8 @@ class Asking:
             write_page(folder, lambda: comparison_page(folder))
         return one.exit_code
 
-    def _ask(self, hosts: tuple[Host, Host], folder: Path, *, mutual: bool) -> None:
+    def _ask(self, hosts: tuple[Host, Host], watch: Watch | None, folder: Path) -> None:
+        """watch: in what HEAD differs from BASE, file by file."""
         with progress("cases") as line:
             line.look("importing both SGLangs")
             for side, host in zip(SIDES, hosts, strict=True):
@@ -397,32 +414,28 @@ class Asking:
                     tell(f"{side}: {error.kept_in(folder)}")
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
-            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, mutual, self.every)
-            steering = Steering(self.plan.seed, self.plan.asked)
+            steering = Steering(self.plan.seed, self.plan.asked, measured_of(hosts[HEAD].source.root, watch))
+            mutual = watch is not None
+            self._sides = sides = Sides(hosts, self.names, self.run, folder, self.plan, steering, mutual, self.every)
             for question in self.questions:
                 if sides.believes(question):
                     self._believed.append(question.name)
                     continue
                 line.look(question.name)
-                answer = sides.ask(question)
-                self._take(answer, line)
-                steering.add(question.case, reached=answer.reached is True)
-            if self.plan.max_cases:
-                steering.begin(self.run.mode, sides.reaches)
-            self._search(sides, steering, line)
+                self._take(sides.ask(question), line)
+            self._search(sides, line)
             for broken in breakages(self._answers):
                 line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
                 self._examples[broken.signature] = sides.example(broken, self.plan.shrink_seconds, line.look)
 
-    def _search(self, sides: Sides, steering: Steering, line: Line) -> None:
+    def _search(self, sides: Sides, line: Line) -> None:
         """The generated cases, until time or their number is up."""
         until = time.monotonic() + self.plan.seconds
-        for block in steering.blocks():
+        for block in sides.steering.blocks():
             if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
                 return
             for answer in sides.search(block):
                 self._take(answer, line)
-                steering.add(answer.question.case, reached=answer.reached is True)
                 if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
                     break
 

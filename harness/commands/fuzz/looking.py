@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
@@ -79,19 +78,6 @@ class Looking:
 
     def __init__(self, mends: Mends, plan: Plan) -> None:
         self._mends, self._plan = mends, plan
-
-    def reaches(self, case: Case) -> bool:
-        """Whether a case runs a changed statement; not if no engine starts for it."""
-        try:
-            trial = self._mends.trials((), DECLARED_VIEW).look(case)
-        except WouldNotStart:
-            return False
-        if trial.signature is not None and trial.signature.rule not in {
-            entry.rule for entry in LEDGER.values() if entry.case == case
-        }:
-            self._mends.otherwise.append((trial, DECLARED_VIEW))  # another than the entry's own
-        differs = _changed(trial, self._mends.run)
-        return differs is not None and differs.reached
 
     def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""

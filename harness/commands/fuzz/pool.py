@@ -23,6 +23,7 @@ from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines.host import Host
 
 from ..options import tell
+from .coverage import measured_of
 from .journal import Died, Journal, Over, Past
 from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
@@ -157,7 +158,11 @@ class BlockPool:
         self.ahead = workers.ahead if workers is not None else 0
         if past is not None and (mends.run.patches or mends.host.source.difference is not None):
             self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
-        self._order = Order(plan.seed, plan.asked, self.ahead)
+        difference = mends.host.source.difference
+        watch = difference.watch if difference is not None else None
+        edited = sorted({name for patch in mends.run.patches for name in patch.targets})
+        measured = measured_of(mends.host.source.root, watch, edited)
+        self._order = Order(plan.seed, plan.asked, self.ahead, measured)
         # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.
         self._seen: dict[int, list[Seen]] = {} if past is None else dict(past.seen)
         self._over: set[int] = set() if past is None else set(past.over)

@@ -7,7 +7,7 @@ does not run leaves the case as it is, so such a case need not be run with it.
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -81,11 +81,11 @@ class Known(Struct, frozen=True):
         return mended(DEFAULT_RUN, [LEDGER[name] for name in self.mended], self.view)
 
 
-def gather(source: Source, seed: int, blocks: int, asking: int, each: int) -> Iterator[Known]:
+def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modules: Sequence[str] = MODULES) -> Iterator[Known]:
     """Up to `each` equal cases of each of the first `blocks` blocks of a default search, and of the first `asking` blocks of a
-    search for each thing that requests may ask for."""
+    search for each thing that requests may ask for. modules: whose blocks are noted."""
     draw_from_seeds_alone()
-    with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder), Host(source=source) as host:
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
         mends = Mends(host, DEFAULT_RUN)
         for told in ("", *ASKS):
             asked = Asked(asks=(told,)) if told else Asked()
@@ -115,8 +115,8 @@ def _short(path: str) -> str:
 class _Noting:
     """While it lasts, processes that are started note what they run."""
 
-    def __init__(self, folder: str) -> None:
-        self._set = {FOLDER: folder, OF: ",".join(MODULES)}
+    def __init__(self, folder: str, modules: Sequence[str]) -> None:
+        self._set = {FOLDER: folder, OF: ",".join(modules)}
 
     def __enter__(self) -> None:
         os.environ.update(self._set)

@@ -1,0 +1,189 @@
+"""Which cases run which code of SGLang: a search for what a change breaks begins where the changed code runs.
+
+coverage.json has it of the newest release, as `python -m tests.lab coverage` measured it: of cases of a default search, which
+blocks (engines/blocks.py) each ran. A changed statement is looked up by its block; where the release has no such block, as of
+a new function or of a Triton kernel, by the functions that name it.
+"""
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import ChangedFunction, Watch
+from eagletwin.harness.engines.blocks import Block, blocks_of
+
+from .unsearched import topics_of
+
+FILE = Path(__file__).with_name("coverage.json")
+PACKAGES = ("sglang.srt", "sglang.kernels", "sglang.jit_kernel")
+_KEY = 8  # hexadecimal digits that name a block
+_FAR = 3  # functions between a changed one and one that was measured
+_MANY = 12  # functions that name one: a name that more have is no function's own
+
+Setting = tuple[str, object]
+
+
+class Coverage(Struct, frozen=True):
+    """A measurement.
+
+    sglang    the release
+    settings  all settings that a case has and another one lacks; cases: of each case, the numbers of its settings
+    blocks    a set of cases, as the bits of a hexadecimal number -> keys of the blocks that these cases alone ran
+    """
+
+    sglang: str
+    settings: list[Setting]
+    cases: list[list[int]]
+    blocks: dict[str, str]
+
+    def by_key(self) -> dict[str, int]:
+        """Key of a block -> the cases that ran it, as bits."""
+        return {
+            keys[start : start + _KEY]: int(cases, 16)
+            for cases, keys in self.blocks.items()
+            for start in range(0, len(keys), _KEY)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """cases: the settings of each measured case; ran: changed statement, or function -> the cases that ran it, as bits."""
+
+    cases: Sequence[Sequence[Setting]] = ()
+    ran: Mapping[str, int] = field(default_factory=dict)
+
+
+def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Block]]]]) -> Coverage:
+    """ran: cases, each with the blocks that it ran, by file."""
+    cases, keys = list[list[Setting]](), dict[str, int]()
+    for number, (case, files) in enumerate(ran):
+        cases.append(settings_of(case))
+        for key in {key_of(file, block.function, block.branch) for file, blocks in files.items() for block in blocks}:
+            keys[key] = keys.get(key, 0) | 1 << number
+    listed = sorted({one for each in cases for one in each} - set(cases[0]).intersection(*cases[1:]), key=str)
+    number_of, blocks = {one: number for number, one in enumerate(listed)}, dict[str, str]()
+    for key in sorted(keys):
+        blocks[f"{keys[key]:x}"] = blocks.get(f"{keys[key]:x}", "") + key
+    rows = [sorted(number_of[one] for one in each if one in number_of) for each in cases]
+    return Coverage(sglang, listed, rows, dict(sorted(blocks.items())))
+
+
+def key_of(file: str, function: str, branch: str) -> str:
+    """file: from SGLang's own folder on."""
+    return hashlib.sha256("\0".join((file, function, branch)).encode()).hexdigest()[:_KEY]
+
+
+def settings_of(case: Case) -> list[Setting]:
+    """The engine configuration, setting by setting, and the topics of a case."""
+    sizes = [("model", case.model), ("num_steps", case.num_steps), ("topk", case.topk), ("page_size", case.page_size)]
+    own = msgspec.structs.asdict(case.engine.sglang).items()
+    return [*sizes, *((name, str(value)) for name, value in own), *(("topic", topic) for topic in topics_of(case))]
+
+
+def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) -> Measured:
+    """Of each changed statement of a tree, and of each of these functions by its dotted name, the measured cases that ran it.
+    root: the folder that holds the tree's sglang/."""
+    changed = dict(() if watch is None else watch.modules)
+    for name in functions:
+        module = _module_of(root, name)
+        changed[module] = (*changed.get(module, ()), ChangedFunction(name, 0, places=(name,)))
+    if not any(changed.values()):
+        return Measured()
+    coverage, tree = _read(), _Tree(root)
+    settings = [[coverage.settings[number] for number in case] for case in coverage.cases]
+    ran = {
+        place: cases
+        for module, each in changed.items()
+        for one in each
+        for place, line in _lines(one)
+        if (cases := tree.cases(module, one.name.removeprefix(f"{module}."), line))
+    }
+    return Measured(settings, ran)
+
+
+def _lines(one: ChangedFunction) -> Iterator[tuple[str, int]]:
+    yield from [(place, point.line) for point, place in one.calls] if one.points else [(place, 0) for place in one.places]
+
+
+def _module_of(root: Path, name: str) -> str:
+    """The module of a function by its dotted name."""
+    while name and not _file(root, name).is_file():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _file(root: Path, module: str) -> Path:
+    file = root.joinpath(*module.split("."))
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+
+
+@cache
+def _read() -> Coverage:
+    return msgspec.json.decode(FILE.read_bytes(), type=Coverage)
+
+
+class _Tree:
+    """The sources of one SGLang, and which measured cases run a place of them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._keys = root, _read().by_key()
+        self._blocks = dict[Path, list[tuple[Block, range]]]()
+        self._texts = dict[Path, str]()
+
+    def cases(self, module: str, function: str, line: int, far: int = 0) -> int:
+        """The cases that ran the innermost measured block of a function around a line; 0: none is known to. line 0: of all."""
+        file = _file(self._root, module)
+        own = [(block, lines) for block, lines in self._of(file) if block.function == function]
+        inside = [block for block, lines in own if line in lines or not block.branch]
+        for block in sorted(inside, key=lambda block: -block.line):
+            if cases := self._keys.get(key_of(str(file.relative_to(self._root)), function, block.branch), 0):
+                return cases
+        return self._of_callers(function.rpartition(".")[2], far) if far < _FAR else 0
+
+    def _of(self, file: Path) -> list[tuple[Block, range]]:
+        """The blocks of a file, each with its lines; none of one that cannot be read."""
+        if file not in self._blocks:
+            try:
+                found = list(blocks_of(ast.parse(file.read_bytes()), kernels=True))
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                found = []
+            self._blocks[file] = [
+                (block, range(block.line, (body[-1].end_lineno or block.line) + 1)) for block, body, _ in found
+            ]
+        return self._blocks[file]
+
+    def _of_callers(self, name: str, far: int) -> int:
+        """The cases that ran a function that names this one."""
+        if name.startswith("__"):
+            return 0
+        callers, found = set[tuple[Path, str]](), 0
+        for where, text in self._sources().items():
+            if name not in text:
+                continue
+            lines = [text.count("\n", 0, match.start()) + 1 for match in re.finditer(rf"\b{re.escape(name)}\b", text)]
+            for line in lines:
+                inside = [block for block, body in self._of(where) if line in body]
+                if inside and (block := max(inside, key=lambda block: block.line)).function.rpartition(".")[2] != name:
+                    callers.add((where, block.function))
+        if len(callers) > _MANY:
+            return 0
+        for where, function in sorted(callers):
+            module = ".".join(where.relative_to(self._root).with_suffix("").parts).removesuffix(".__init__")
+            found |= self.cases(module, function, 0, far + 1)
+        return found
+
+    def _sources(self) -> dict[Path, str]:
+        if not self._texts:
+            folders = (self._root.joinpath(*package.split(".")) for package in PACKAGES)
+            for file in sorted(chain.from_iterable(folder.rglob("*.py") for folder in folders)):
+                self._texts[file] = file.read_text(encoding="utf-8", errors="replace")
+        return self._texts

@@ -1,0 +1,108 @@
+"""Where a search for what a change breaks begins: the cases that ran a changed statement, by the measurement of a release."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.commands.fuzz import coverage
+from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, coverage_of, measured_of
+from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.steering import Steering
+from eagletwin.harness.core.environment import installed
+from eagletwin.harness.engines.blocks import Block
+from eagletwin.harness.engines.difference import File, watch_of
+from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.families import RECIPES
+
+FILE = "sglang/srt/speculative/steps.py"
+SOURCE = """\
+def advance(batch, pages):
+    if pages > 1:
+        batch.add(pages)
+    else:
+        batch.add(1)
+    helper(batch)
+
+
+def start(batch):
+    launch[(1,)](batch)
+
+
+@triton.jit
+def launch(batch):
+    pass
+"""
+CASES = [LEDGER[name].case for name in ("25015", "8409", "26329")]
+# All three cases call `advance`, one of them with pages; the last one alone calls `start`.
+RAN = [
+    {FILE: [Block(2, "advance", ""), Block(3, "advance", "if pages > 1")]},
+    {FILE: [Block(2, "advance", ""), Block(5, "advance", "not (pages > 1)")]},
+    {FILE: [Block(2, "advance", ""), Block(10, "start", "")]},
+]
+
+
+@pytest.fixture(autouse=True)
+def measurement(monkeypatch: pytest.MonkeyPatch) -> Coverage:
+    found = coverage_of("0.0", zip(CASES, RAN, strict=True))
+    monkeypatch.setattr(coverage, "_read", lambda: found)
+    return found
+
+
+def measured(root: Path, old: str, new: str) -> dict[str, int]:
+    """Of a tree in which `new` stands in place of `old`."""
+    file = root / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text := SOURCE.replace(old, new))
+    assert text != SOURCE
+    return dict(measured_of(root, watch_of("0.0", [File(FILE, SOURCE.encode(), text.encode())])).ran)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "ran"),
+    [
+        ("batch.add(pages)", "batch.add(pages + 1)", {f"{FILE}:3": 0b001}),
+        ("batch.add(1)", "batch.add(2)", {f"{FILE}:5": 0b010}),
+        ("    helper(batch)", "    helper(batch, 1)", {f"{FILE}:6": 0b111}),
+        ("if pages > 1:", "if pages > 2:", {f"{FILE}:2": 0b111}),
+        ("    pass", "    return", {f"{FILE}:15": 0b100}),  # a kernel: `start` launches it
+    ],
+)
+def test_a_changed_statement_has_the_cases_that_ran_its_block(tmp_path: Path, old: str, new: str, ran: dict[str, int]) -> None:
+    assert measured(tmp_path, old, new) == ran
+
+
+def test_a_new_function_has_the_cases_of_its_callers(tmp_path: Path) -> None:
+    more = "\n\ndef extra(batch):\n    batch.add(3)\n"
+    found = measured(tmp_path, "    helper(batch)\n", f"    helper(batch)\n    extra(batch)\n{more}")
+    assert set(found.values()) == {0b111}
+    assert any(place.startswith(f"{FILE}:11") for place in found)
+
+
+def test_a_function_that_a_patch_edits_is_looked_up_by_its_name(tmp_path: Path) -> None:
+    measured(tmp_path, "batch.add(1)", "batch.add(2)")
+    name = "sglang.srt.speculative.steps.start"
+    assert measured_of(tmp_path, None, [name]).ran == {name: 0b100}
+
+
+def test_nothing_is_measured_of_no_change_or_of_an_unknown_function(tmp_path: Path) -> None:
+    assert measured_of(tmp_path, None) == Measured()
+    assert measured(tmp_path, "    pass\n", "    pass\n\n\ndef unused():\n    return 1\n") == {}
+
+
+def test_settings_that_all_cases_have_are_left_out(measurement: Coverage) -> None:
+    assert measurement.settings
+    assert all(any(number not in case for case in measurement.cases) for number in range(len(measurement.settings)))
+    assert {name for name, _ in measurement.settings} > {"topk", "topic"}
+
+
+def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    assert coverage._read().sglang == installed("sglang"), "make it anew: python -m tests.lab coverage"
+    name = "sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_commit_track_indices_kernel"
+    steering = Steering(0, SearchOptions().asked, measured_of(INSTALLED.root, None, [name]))
+    first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 20)]
+    assert sum(first) >= 12  # two of twenty by their numbers
