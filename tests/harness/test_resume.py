@@ -174,6 +174,22 @@ def test_a_divergence_that_was_not_concluded_is_looked_into_also_when_the_time_i
     assert Fixed.log.total() == ran
 
 
+def test_a_divergence_of_a_later_block_is_not_lost_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run blocks before their turn; a search that continues with more time comes to the same as one that went on."""
+    monkeypatch.setitem(globals(), "SHOWS", {(3, 1): LEAK, (4, 0): LEAK, (1, 2): CRASH, (1, 3): LEAK})
+    assert begin(tmp_path) == EXIT_DIVERGED
+    folder, whole = tmp_path / "fuzz-0", summary(tmp_path / "fuzz-0")
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    later = [line for line in lines if b'"Saw"' in line and b'"place":3' in line]
+    (folder / JOURNAL).write_bytes(b"".join([lines[0], lines[1], *later]))
+    Shrunk.log.clear()
+    assert resume(folder, minutes=1e-9) == EXIT_DIVERGED
+    assert Shrunk.log == {str(LEAK): 1}
+    assert resume(folder, minutes=60) == EXIT_DIVERGED
+    assert Shrunk.log == {str(LEAK): 1, str(CRASH): 1}
+    assert summary(folder)["tally"] == whole["tally"]
+
+
 def test_a_search_that_is_over_continues_with_new_limits(tmp_path: Path) -> None:
     assert begin(tmp_path, max_cases=BLOCK) == EXIT_EQUAL
     assert resume(tmp_path / "fuzz-0", max_cases=2 * BLOCK) == EXIT_DIVERGED

@@ -7,7 +7,6 @@ driver may leave a part of a line, which is not read, and is cut off when the fi
 
 import os
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,8 +81,10 @@ class PastFinding(Struct, frozen=True):
 
 
 class Conclusion(Struct, frozen=True, tag=True):
-    """What a case that looked new came to: the bug that explains it, or a finding."""
+    """What a case that looked new, for what it showed, came to: the bug that explains it, or a finding."""
 
+    case: Case
+    signature: Signature
     bug: str = ""
     finding: PastFinding | None = None
     asides: tuple[SetAside, ...] = ()
@@ -107,7 +108,7 @@ class Past:
     over: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     deaths: int = 0
-    concluded: deque[Conclusion] = field(default_factory=deque)
+    concluded: list[Conclusion] = field(default_factory=list)
     at: float = 0.0
     drivers: int = 0
     size: int = 0

@@ -217,6 +217,14 @@ class BlockPool:
             self._grow()
             yield count_cases(self._order, place, self._block(place))
 
+    def early(self) -> Iterator[Seen]:
+        """The results so far that come after those which were taken: of blocks that ran before their turn."""
+        with self._changed:
+            places = sorted(place for place in self._seen if place >= self._turn)
+            results = {place: self._seen[place][self._taken if place == self._turn else 0 :] for place in places}
+        for place in places:
+            yield from count_cases(self._order, place, iter(results[place]))
+
     def rest(self) -> None:
         """Begin no further block until the next one is asked for."""
         with self._changed:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -148,6 +149,10 @@ class Fuzz:
         if self.past is not None:
             self._begun -= self.past.at
             self.tally.deaths, self.tally.lost = self.past.deaths, list(self.past.lost)
+            for one in self.past.concluded:
+                if one.finding is not None:
+                    self.found.append(self.folder / one.finding.name)
+                    self.known |= {one.signature, one.finding.signature}
 
     @property
     def seconds(self) -> float:
@@ -162,12 +167,18 @@ class Fuzz:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded, unless an
         earlier driver found it."""
         pool = self.pool = self.pool or BlockPool(self.mends, self.plan)
+        for seen in self._results(pool):
+            finding = self._take(seen, pool)
+            if finding is not None:
+                yield finding
+
+    def _results(self, pool: BlockPool) -> Iterator[CaseSeen | Unstarted]:
+        """What comes of the cases until the search has enough. Where the time is up, also what came of later blocks."""
         for block in pool.blocks():
             for seen in block:
-                finding = self._take(seen, pool)
-                if finding is not None:
-                    yield finding
+                yield seen
                 if self._enough(pool):
+                    yield from islice(pool.early(), max(0, self.plan.max_cases - self.tally.cases))
                     return
             self.tell()
 
@@ -179,27 +190,28 @@ class Fuzz:
             return None
         if not self.count(seen):
             return None
-        if self.past is not None and self.past.concluded:
-            self._repeat(seen, self.past.concluded.popleft())
+        if (concluded := self._concluded(seen)) is not None:
+            self._repeat(seen, concluded)
             return None
         pool.rest()
         inquiry = Inquiry(self.mends, self.plan, seen)
         if bug := inquiry.bug():
             self.tally.explain(seen, bug)
-            self._note(Conclusion(bug))
+            self._note(Conclusion(seen.case, seen.signature, bug))
             return None
         return self._shrink(inquiry)
 
+    def _concluded(self, seen: CaseSeen) -> Conclusion | None:
+        """What an earlier driver concluded of a case."""
+        each = () if self.past is None else self.past.concluded
+        return next((one for one in each if (one.case, one.signature) == (seen.case, seen.signature)), None)
+
     def _repeat(self, seen: CaseSeen, concluded: Conclusion) -> None:
         """Count what a case came to by an earlier driver."""
-        assert seen.signature is not None
         for aside in concluded.asides:
             self.set_aside(aside.case, aside.signature, aside.undecided)
         if concluded.finding is None:
             self.tally.explain(seen, concluded.bug)
-            return
-        self.found.append(self.folder / concluded.finding.name)
-        self.known |= {seen.signature, concluded.finding.signature}
 
     def _note(self, concluded: Conclusion) -> None:
         if self.journal is not None:
@@ -213,7 +225,7 @@ class Fuzz:
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
         if seen.known or seen.signature is None:
             return False
-        if seen.verdict.undecided or seen.signature in self.known:
+        if seen.verdict.undecided or (seen.signature in self.known and self._concluded(seen) is None):
             self.set_aside(seen.case, seen.signature, seen.verdict.undecided)
             return False
         return True
@@ -234,7 +246,7 @@ class Fuzz:
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
         past = PastFinding(finding.signature, finding.name, finding.status, finding.facts)
-        self._note(Conclusion(finding=past, asides=tuple(asides)))
+        self._note(Conclusion(seen.case, seen.signature, finding=past, asides=tuple(asides)))
         return finding
 
     def compare_with_base(self) -> None:
