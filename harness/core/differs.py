@@ -110,7 +110,7 @@ class Differs(Struct, frozen=True, kw_only=True):
         gate = self.gates.get(place, "")
         if not gate:
             return place
-        runs = "" if gate.startswith("not (") or "cuda" not in gate else "; --device cuda runs it"
+        runs = "; --device cuda runs it" if needs_cuda(gate) else ""
         return f"{place} (only if {textwrap.shorten(gate, _MOST_OF_A_GATE, placeholder=' …')}{runs})"
 
     def lines(self, ran: Sequence[str] | None = None) -> list[str]:
@@ -335,6 +335,11 @@ def together(each: Sequence[Differs]) -> Differs | None:
         executed=tuple(dict.fromkeys(place for one in each for place in one.executed)),
         gates={place: gate for one in each for place, gate in one.gates.items()},
     )
+
+
+def needs_cuda(gate: str) -> bool:
+    """Whether a condition on the device is met by a GPU."""
+    return "cuda" in gate and not gate.startswith("not (")
 
 
 def shortened(names: Sequence[str], shown: int = SHOWN) -> str:

@@ -1,5 +1,6 @@
 """Where a search for what a change breaks begins: the cases that ran a changed statement, by the measurement of a release."""
 
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -7,13 +8,13 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz import coverage
-from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, coverage_of, measured_of
+from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, coverage_of, measured_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.environment import installed
 from eagletwin.harness.engines.blocks import Block
-from eagletwin.harness.engines.difference import File, watch_of
-from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.engines.difference import File, difference, watch_of
+from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.families import RECIPES
 
 FILE = "sglang/srt/speculative/steps.py"
@@ -89,6 +90,21 @@ def test_a_function_that_a_patch_edits_is_looked_up_by_its_name(tmp_path: Path) 
 def test_nothing_is_measured_of_no_change_or_of_an_unknown_function(tmp_path: Path) -> None:
     assert measured_of(tmp_path, None) == Measured()
     assert measured(tmp_path, "    pass\n", "    pass\n\n\ndef unused():\n    return 1\n") == {}
+
+
+def test_a_search_says_first_what_is_changed_and_where_it_begins(tmp_path: Path) -> None:
+    (tmp_path / FILE).parent.mkdir(parents=True)
+    gated = SOURCE.replace("    launch[", "    if batch.is_cuda:\n        batch.wait()\n    launch[")
+    for text, said in {
+        SOURCE.replace("batch.add(1)", "batch.add(2)"): "1 function (advance); 1 statement; the search begins with trees",
+        gated: f"1 function (start); 2 statements; the search begins with *; --device cuda alone runs {FILE}:11",
+        SOURCE + "LIMIT = 3\n": "sglang.srt.speculative.steps; no measured case is known to run it",
+    }.items():
+        (tmp_path / FILE).write_text(text)
+        found = difference("0.0", [File(FILE, SOURCE.encode(), text.encode())])
+        measured = change_in(Source(str(tmp_path), (tmp_path,), "0.0+dirty", found))
+        assert fnmatch(measured.text, f"changed: {said}*"), measured.text
+    assert change_in(Source()).text == ""
 
 
 def test_settings_that_all_cases_have_are_left_out(measurement: Coverage) -> None:

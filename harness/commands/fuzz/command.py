@@ -127,6 +127,11 @@ def resumed(folder: Path, options: "SearchOptions") -> "tuple[SearchOptions, Pas
 def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False) -> int:
     """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
     source = options.source
+    from .coverage import change_in
+
+    measured = change_in(source, options.run.patches)
+    if measured.text:
+        tell(measured.text)
     tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
     from eagletwin.harness.check.trials import Trials
     from eagletwin.harness.core.files import alone, new_run_folder
@@ -142,7 +147,7 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
         found = list["Finding | PastFinding"]() if past is None else list["Finding | PastFinding"](past.findings)
-        looking = Fuzz(Trials(host, options.run), folder, options.plan, tell, past=past, journal=journal)
+        looking = Fuzz(Trials(host, options.run), folder, options.plan, tell, past=past, journal=journal, measured=measured)
         return _search(looking, options, workers, found, verbose=verbose)
 
 
@@ -256,7 +261,9 @@ def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None",
 
     host, journal = looking.trials.host, looking.journal
     assert journal is not None
-    looking.pool = pool = BlockPool(looking.mends, looking.plan, workers, journal, looking.past, looking.tally)
+    looking.pool = pool = BlockPool(
+        looking.mends, looking.plan, workers, journal, looking.past, looking.tally, looking.measured
+    )
     if looking.past is None:
         journal.add(Begun(_elsewhere(options), host.source.called, pool.ahead))
     journal.add(Driven())

@@ -8,23 +8,29 @@ a new function or of a Triton kernel, by the functions that name it.
 import ast
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
+from math import log
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import ChangedFunction, Watch
+from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, needs_cuda, shortened
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.blocks import Block, blocks_of
+from eagletwin.harness.engines.source import Source
 
 from .unsearched import topics_of
 
 FILE = Path(__file__).with_name("coverage.json")
 PACKAGES = ("sglang.srt", "sglang.kernels", "sglang.jit_kernel")
+_TELLS, _TOPICS = 1.5, 3  # how much more often than all cases those with a topic run a change, and how many are named
 _KEY = 8  # hexadecimal digits that name a block
 _FAR = 3  # functions between a changed one and one that was measured
 _MANY = 12  # functions that name one: a name that more have is no function's own
@@ -60,6 +66,41 @@ class Measured:
 
     cases: Sequence[Sequence[Setting]] = ()
     ran: Mapping[str, int] = field(default_factory=dict)
+    changes: Sequence[Differs] = ()
+
+    @property
+    def text(self) -> str:
+        """What a search says first: what is changed, where it begins, and what needs a GPU; "" without a change."""
+        if not self.changes:
+            return ""
+        functions = [name.rpartition(".")[2] for one in self.changes for name in one.functions]
+        elsewhere = [name for one in self.changes for name in (*one.modules, *one.removed, *one.files)]
+        places = [place for one in self.changes for place in one.places]
+        gated = [place for one in self.changes for place, gate in one.gates.items() if needs_cuda(gate)]
+        topics = self.topics
+        parts = [
+            f"{count(len(functions), 'function')} ({shortened(functions)})" if functions else shortened(elsewhere),
+            count(len(places), "statement") if places else "",
+            f"the search begins with {', '.join(topics)}" if topics else "no measured case is known to run it",
+            f"--device cuda alone runs {shortened(gated)}" if gated else "",
+        ]
+        return f"changed: {'; '.join(filter(None, parts))}"
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that tell cases which run the change most from the rest, three at most."""
+        runs = [any(cases >> number & 1 for cases in self.ran.values()) for number in range(len(self.cases))]
+        if not any(runs):
+            return []
+        share = sum(runs) / len(runs)
+        of, ran = Counter[str](), Counter[str]()
+        for reached, settings in zip(runs, self.cases, strict=True):
+            topics = [str(value) for name, value in settings if name == "topic"]
+            of.update(topics)
+            ran.update(topics * reached)
+        gain = {topic: number * log(number / of[topic] / share) for topic, number in ran.items()}
+        best = sorted((topic for topic in gain if ran[topic] >= _TELLS * share * of[topic]), key=lambda topic: -gain[topic])
+        return best[:_TOPICS] or ["all kinds of cases"]
 
 
 def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Block]]]]) -> Coverage:
@@ -108,6 +149,16 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
         if (cases := tree.cases(module, one.name.removeprefix(f"{module}."), line))
     }
     return Measured(settings, ran)
+
+
+def change_in(source: Source, patches: Iterable[Patch] = ()) -> Measured:
+    """What a source and patches of it change, and which measured cases run that."""
+    watch = source.difference.watch if source.difference is not None else None
+    edited = {patch.name: sorted(patch.targets) for patch in patches}
+    measured = measured_of(source.root, watch, chain.from_iterable(edited.values()))
+    changes = [] if watch is None else [watch.differs]
+    changes += [Differs(base=source.called, patch=name, functions=tuple(names)) for name, names in edited.items()]
+    return replace(measured, changes=changes)
 
 
 def _lines(one: ChangedFunction) -> Iterator[tuple[str, int]]:

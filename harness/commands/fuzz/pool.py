@@ -23,7 +23,7 @@ from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines.host import Host
 
 from ..options import tell
-from .coverage import measured_of
+from .coverage import Measured
 from .journal import Died, Journal, Over, Past
 from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
@@ -142,6 +142,7 @@ class BlockPool:
 
     past   results of earlier drivers, which are not run again
     tally  has the workers that ended, and the blocks that were given up
+    measured  which cases run what is changed
     """
 
     def __init__(
@@ -152,16 +153,13 @@ class BlockPool:
         journal: Journal | None = None,
         past: Past | None = None,
         tally: Tally | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
         self._tally = tally or Tally()
         self.ahead = workers.ahead if workers is not None else 0
         if past is not None and (mends.run.patches or mends.host.source.difference is not None):
             self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
-        difference = mends.host.source.difference
-        watch = difference.watch if difference is not None else None
-        edited = sorted({name for patch in mends.run.patches for name in patch.targets})
-        measured = measured_of(mends.host.source.root, watch, edited)
         self._order = Order(plan.seed, plan.asked, self.ahead, measured)
         # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.
         self._seen: dict[int, list[Seen]] = {} if past is None else dict(past.seen)

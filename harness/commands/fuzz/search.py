@@ -24,6 +24,7 @@ from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
+from .coverage import Measured
 from .journal import Conclusion, Journal, Past, PastFinding, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
@@ -120,6 +121,7 @@ class Fuzz:
 
     pool    who runs the blocks; None: this process alone
     past    what earlier drivers of this search left; journal: where this one leaves it
+    measured  which cases run what is changed
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
     """
 
@@ -131,6 +133,7 @@ class Fuzz:
     line: Line = field(default_factory=Line)
     past: Past | None = None
     journal: Journal | None = None
+    measured: Measured | None = None
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
@@ -166,7 +169,7 @@ class Fuzz:
     def search(self) -> Iterator[Finding]:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded, unless an
         earlier driver found it."""
-        pool = self.pool = self.pool or BlockPool(self.mends, self.plan)
+        pool = self.pool = self.pool or BlockPool(self.mends, self.plan, measured=self.measured)
         for seen in self._results(pool):
             finding = self._take(seen, pool)
             if finding is not None:
@@ -193,6 +196,7 @@ class Fuzz:
         if (concluded := self._concluded(seen)) is not None:
             self._repeat(seen, concluded)
             return None
+        assert seen.signature is not None
         pool.rest()
         inquiry = Inquiry(self.mends, self.plan, seen)
         if bug := inquiry.bug():
