@@ -309,6 +309,17 @@ def test_a_comparison_without_a_finding_says_how_many_cases_ran_the_change_and_w
     assert unknown == "1 case was compared; none is newly wrong: 1 as before."
 
 
+def test_a_comparison_in_which_few_cases_ran_the_change_cannot_tell() -> None:
+    answers = [replaced(AS_BEFORE, reached=number < 9) for number in range(40)]
+    few = comparing(answers, result=Result(answers, least=10))
+    assert few.exit_code == 125
+    assert "Cannot tell: 9 of 40 cases ran the change, and fewer than 10 say too little of it" in text_of(few, 200)
+    assert comparing(answers, result=Result([*answers, replaced(AS_BEFORE, reached=True)], least=10)).exit_code == 0
+    unknown = [replaced(AS_BEFORE, reached=None)]
+    assert comparing(unknown, result=Result(unknown, least=10)).exit_code == 0
+    assert comparing([BROKEN], result=Result([BROKEN], least=10)).exit_code == 1
+
+
 def test_the_comment_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
     small = Example(CASE, "draft.positions at draft.decode", "again /a/path", Path("/a/path"), changes=("--remedy", "8409"))
     answers = many(3, WRONG, "chain") + [answered(OTHER, OTHER, known="8409")] * 40

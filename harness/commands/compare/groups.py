@@ -191,11 +191,13 @@ class Result:
 
     doubts  why they say nothing about the change; none if some of what changed ran
     failed  why nothing ran
+    least   as many cases must have run the change, if it is known what changed
     """
 
     answers: Sequence[Answered]
     doubts: Sequence[str] = ()
     failed: str = ""
+    least: int = 0
 
     def of(self, group: Group) -> list[Answered]:
         return [answer for answer in self.answers if answer.group == group]
@@ -236,6 +238,8 @@ class Result:
             return "no case ran to a verdict on both sides"
         if self.doubts:
             return "none of the changed functions ran, so nothing is said of the change"
+        if self.reached is not None and self.reached < self.least:
+            return f"{self.compared}, and fewer than {self.least} say too little of it"
         undecided = [answer for answer in self.answers if answer.undecided]
         otherwise = sum(answer.group == "diverged otherwise" for answer in undecided)
         parts = [f"{count(otherwise, 'case')} diverged on both sides, and not in the same way"] if otherwise else []

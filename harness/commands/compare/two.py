@@ -36,7 +36,7 @@ from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from ..fuzz.options import Plan
 from ..fuzz.shrinking import Shrinking, Teller
 from ..fuzz.steering import Steering, executed
-from ..fuzz.tally import Tally
+from ..fuzz.tally import LEAST, Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
 from .groups import (
@@ -450,7 +450,12 @@ class Asking:
         changes = (Changes(), Changes()) if sides is None else sides.changes
         each = [one.differs for one in changes if one.differs is not None]
         return Comparing(
-            result=Result(tuple(self._answers), doubts_of(each, mutual=mutual), self._failed),
+            result=Result(
+                tuple(self._answers),
+                doubts_of(each, mutual=mutual),
+                self._failed,
+                LEAST if self.plan.max_cases >= LEAST else 0,
+            ),
             names=self.names,
             versions=(sources[0].called, sources[1].called),
             command=self.plan.command,
