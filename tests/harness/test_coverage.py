@@ -47,7 +47,7 @@ RAN = [
 @pytest.fixture(autouse=True)
 def measurement(monkeypatch: pytest.MonkeyPatch) -> Coverage:
     found = coverage_of("0.0", zip(CASES, RAN, strict=True))
-    monkeypatch.setattr(coverage, "_read", lambda: found)
+    monkeypatch.setattr(coverage, "read_coverage", lambda: found)
     return found
 
 
@@ -117,7 +117,7 @@ def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    assert coverage._read().sglang == installed("sglang"), "make it anew: python -m tests.lab coverage"
+    assert coverage.read_coverage().sglang == installed("sglang"), "make it anew: python -m tests.lab coverage"
     name = "sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_commit_track_indices_kernel"
     steering = Steering(0, SearchOptions().asked, measured_of(INSTALLED.root, None, [name]))
     first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 20)]

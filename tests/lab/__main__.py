@@ -15,6 +15,7 @@ from .bench.command import rate, reached, search, speed
 from .bundle.command import bundle
 from .coverage import coverage
 from .draws.command import draws
+from .faults import faults
 from .gpu.command import gpu
 from .models.command import models
 from .mutants.command import mutants, oracle
@@ -29,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure eagletwin itself, and make what its tests and records need.",
 )
-for command in (rate, speed, search, reached, coverage, mutants, oracle, draws, releases, models, train, serve, bundle):
+for command in (rate, speed, search, reached, coverage, faults, mutants, oracle, draws, releases, models, train, serve, bundle):
     app.command()(command)
 app.add_typer(gpu, name="gpu")
 

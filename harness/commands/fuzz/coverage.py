@@ -139,7 +139,7 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
         changed[module] = (*changed.get(module, ()), ChangedFunction(name, 0, places=(name,)))
     if not any(changed.values()):
         return Measured()
-    coverage, tree = _read(), _Tree(root)
+    coverage, tree = read_coverage(), _Tree(root)
     settings = [[coverage.settings[number] for number in case] for case in coverage.cases]
     ran = {
         place: cases
@@ -178,7 +178,7 @@ def _file(root: Path, module: str) -> Path:
 
 
 @cache
-def _read() -> Coverage:
+def read_coverage() -> Coverage:
     return msgspec.json.decode(FILE.read_bytes(), type=Coverage)
 
 
@@ -186,7 +186,7 @@ class _Tree:
     """The sources of one SGLang, and which measured cases run a place of them."""
 
     def __init__(self, root: Path) -> None:
-        self._root, self._keys = root, _read().by_key()
+        self._root, self._keys = root, read_coverage().by_key()
         self._blocks = dict[Path, list[tuple[Block, range]]]()
         self._texts = dict[Path, str]()
 
