@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
@@ -119,8 +118,6 @@ def argue(
         lines += ["", *fold(text, columns)]
     notes = [text for change in changes if not change.patch or verdict.status == "equal" for text in change.lines()]
     notes += [verdict.effect] if verdict.effect else []
-    if all(change.patch for change in changes) and verdict.status == "equal" and (text := unknown_changes(engine.version)):
-        notes.append(text)
     notes += [*_unseen(verdict, engine), *_unjudged(verdict)]
     if text := compared_in_part(verdict.shares):
         notes.append(f"Compared in part: {text}.")

@@ -77,8 +77,8 @@ class Trial:
 
     @property
     def unrun(self) -> bool:
-        """Whether it is unknown only because it runs no function that its tree changes."""
-        return runs_no_change(self.verdict, self.differs)
+        """Whether it is unknown only because it runs no function that its tree changes: it did all that it claims to."""
+        return set(self.case.exercises) <= set(self.verdict.exercised) and runs_no_change(self.verdict, self.differs)
 
     @property
     def clean(self) -> bool:

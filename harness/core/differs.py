@@ -49,12 +49,9 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     @property
     def reached(self) -> bool:
-        """Whether what ran says something about the change. Code outside of functions, and what was removed, takes effect by
-        being imported; that counts where no function changed, since an import alone calls none. A module that is gone is
-        imported by nothing, so that alone a case says nothing about it."""
-        if self.functions:
-            return bool(self.ran)
-        return bool(self.imported) if self.modules else not self.files and not self.removed
+        """Whether what ran says something about the change. An import of changed code outside of functions does not: that a
+        constant is bound says nothing of who reads it, and those who do are among the functions."""
+        return bool(self.ran) if self.functions else not self.modules and not self.files and not self.removed
 
     @property
     def idle(self) -> tuple[str, ...]:
@@ -96,11 +93,13 @@ class Differs(Struct, frozen=True, kw_only=True):
     @property
     def headline(self) -> str:
         """Which part of the change did not run, where another part did; "" if all of it ran, or nothing."""
-        if not self.reached or not self.unexecuted:
+        if not self.reached:
             return ""
         what, of = ("statement", self.places) if self.statements else ("function", self.functions)
-        missed = self.unexecuted
-        return f"{len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"
+        missed, absent = self.unexecuted, [name for name in self.modules if name not in self.imported]
+        parts = [f"{len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"] if missed else []
+        parts += [f"nothing here runs {shortened([*self.files, *absent])}"] if self.files or absent else []
+        return "; ".join(parts)
 
     def _listed(self, places: Sequence[str]) -> str:
         """Places in a sentence, with the condition on the device under which one stands and the option that meets it."""
@@ -147,9 +146,7 @@ def doubts_of(each: Sequence[Differs], *, mutual: bool) -> list[str]:
     doubts = [differs.doubt for differs in each if differs.doubt]
     if not mutual:
         return doubts
-    if any(differs.functions for differs in each):  # a function that one side has alone is an import of the other's module
-        return [] if any(differs.ran for differs in each) else doubts
-    return [] if any(differs.imported for differs in each) else doubts
+    return [] if any(differs.ran for differs in each) else doubts
 
 
 def runs_no_change(verdict: Verdict, differs: Differs | None) -> bool:
@@ -162,7 +159,7 @@ def unknown_changes(version: str) -> str:
 
     That is a tree without the dist-info of its wheel, and a checkout whose changes are all committed.
     """
-    if re.match(r"\d+\.\d", version) or "+dirty." in version:
+    if re.match(r"\d{1,3}(\.\d|$)", version) or "+dirty." in version:
         return ""
     return (
         f"What {version} changes is not known: its changes are committed, or it has no dist-info. So nothing says whether a "
@@ -223,9 +220,9 @@ class Changes(Struct):
         """What the change does to the numbers; "" where no case was run without it."""
         if not self.compared:
             return ""
-        of = f"{count(self.compared, 'case')} that ran it"
+        of = f"{count(self.compared, 'case')} that ran it and {'is' if self.compared == 1 else 'are'} right"
         if not self.altered:
-            return f"It changed no recorded number in {of}: it is without effect there."
+            return f"It changed no recorded number in {of}."
         return f"It changed recorded numbers in {self.altered} of {of}."
 
 
@@ -241,20 +238,25 @@ def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 class Point(Struct, frozen=True, array_like=True, order=True):
     """Where a changed statement is in the source, and where a call that notes it goes: before or after the statement at this
-    line and column, at the beginning of the function there (entry), or into the `else` that it lacks. lost: nowhere.
+    line and column, at the beginning of the function there (entry), into the `else` that it lacks, or into an expression of the
+    statement. lost: nowhere, since whether the change takes effect cannot be seen.
 
     gate  the condition on the device under which it stands
+    test  what must hold there, of a statement that is gone and stood under it, or of a default; the expression, of one
     """
 
     line: int
     column: int
-    where: Literal["before", "after", "entry", "else", "lost"] = "before"
+    where: Literal["before", "after", "entry", "else", "expression", "lost"] = "before"
     gate: str = ""
+    test: str = ""
 
     def place(self, file: str) -> str:
         """What reports call it: file:line."""
-        words = {"after": ", after it", "else": ", its else", "lost": ", a handler or case that is gone"}
-        return f"{file}:{self.line}{words.get(self.where, '')}"
+        words = {"after": ", after it", "else": ", its else", "lost": ", whose effect cannot be seen"}
+        test = textwrap.shorten(self.test, _MOST_OF_A_GATE, placeholder=" …")
+        test = test and (f" ({test})" if self.where == "expression" else f", if {test}")
+        return f"{file}:{self.line}{words.get(self.where, '')}{test}"
 
 
 class ChangedFunction(Struct, frozen=True, array_like=True):
@@ -339,7 +341,10 @@ def together(each: Sequence[Differs]) -> Differs | None:
 
 def needs_cuda(gate: str) -> bool:
     """Whether a condition on the device is met by a GPU."""
-    return "cuda" in gate and not gate.startswith("not (")
+    if gate.startswith("not "):
+        inner = gate[4:]
+        return inner.startswith("(not ") and needs_cuda(inner.removeprefix("(not ").removesuffix(")"))
+    return "cuda" in gate and "disable_cuda" not in gate and not re.search(r"(is|==) False\b", gate)
 
 
 def shortened(names: Sequence[str], shown: int = SHOWN) -> str:

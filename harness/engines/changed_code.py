@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+from msgspec.structs import replace
+
 from eagletwin.harness.core.differs import ChangedFunction, Point
 
 # Which statements of a function changed, and calls that say which of them run.
 #
 # A change is located by its points: a statement that is new or differs, or the place where one was removed. Comments and layout
-# do not count. A point of a removed statement runs where that statement would have.
+# do not count. A point of a removed statement runs where that statement would have, under the conditions under which it stood;
+# a point in an expression that may be passed over, as the second operand of `and`, when that is evaluated.
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Block = list[ast.stmt]
@@ -35,15 +38,40 @@ _DEVICE = (
 )
 
 
-def changed_points(old: Function | None, new: Function, read: frozenset[str] = frozenset()) -> tuple[Point, ...]:
+_PLAIN = (
+    *(ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Tuple),
+    *(ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
+)
+# Calls that change nothing.
+_HARMLESS = (
+    "isinstance",
+    "hasattr",
+    "len",
+    "is_cuda",
+    "is_hip",
+    "is_npu",
+    "is_xpu",
+    "is_cpu",
+    "is_musa",
+    "is_idle",
+    "is_extend",
+    "is_decode",
+    "is_none",
+)
+
+
+def changed_points(old: Function | None, new: Function, read: Mapping[str, str] | None = None) -> tuple[Point, ...]:
     """The points of a function that changed, in the order of its lines. old None: there was none.
 
-    read  names and .attributes whose meaning changed outside of the function: a statement that reads one is changed as well
+    read  names whose meaning changed outside of the function, with the condition under which it did: a statement that reads
+          one is changed as well
     """
     points = list(_Comparison(new).points(old))
     if read:
         points += _reading(new.body, read, _gates(new))
-    return tuple(sorted(dict.fromkeys(points))) or (_entry(new),)
+    if not points:  # handlers that changed places, or another function of this name: only who reads a name is known to run
+        points = [_entry(new) if read else Point(new.lineno, new.col_offset, "lost")]
+    return tuple(sorted(dict.fromkeys(points)))
 
 
 def entry(function: Function) -> tuple[Point, ...]:
@@ -66,7 +94,7 @@ class _Comparison:
             yield from self._whole(self._new.body)
             return
         if _head(old) != _head(self._new):
-            yield _entry(self._new)
+            yield from _of_defaults(old, self._new) or [_entry(self._new)]
         yield from self._block(old.body, self._new.body)
 
     def _at(self, statement: ast.stmt, where: str = "before") -> Point:
@@ -84,7 +112,7 @@ class _Comparison:
             if kind == "insert":
                 yield from self._whole(new[k:m])
             elif kind == "delete":
-                yield self._gap(new, k)
+                yield from _gone(old[i:j], self._gap(new, k))
             elif kind == "replace":
                 yield from self._replaced(old[i:j], new, k, m)
 
@@ -97,19 +125,22 @@ class _Comparison:
                 for before, now in zip(old[i:j], new[k:m], strict=True):
                     yield from self._inside(before, now)
             elif kind == "delete":
-                yield self._gap(block, first + k)
+                yield from _gone(old[i:j], self._gap(block, first + k))
             elif kind == "insert":
                 yield from self._whole(new[k:m])
             else:
                 for number, now in enumerate(new[k:m]):
                     was = old[i + number] if i + number < j else None
                     if was is not None and type(was) is type(now) and any(True for _ in _blocks(now)):
-                        yield self._at(now)
+                        parts = _passed_over(was, now)
+                        yield from (replace(self._at(now), where="expression", test=part) for part in parts)
+                        yield from () if parts else (self._at(now),)
                         yield from self._inside(was, now)
+                    elif was is not None and (parts := _passed_over(was, now)):
+                        yield from (replace(self._at(now), where="expression", test=part) for part in parts)
                     else:
                         yield from self._whole([now])
-                if j - i > m - k:
-                    yield self._gap(block, first + m)
+                yield from _gone(old[i + m - k : j], self._gap(block, first + m))
 
     def _inside(self, old: ast.stmt, new: ast.stmt) -> Iterator[Point]:
         """The blocks of two statements of one kind."""
@@ -121,9 +152,9 @@ class _Comparison:
                 yield from self._whole(block)
         for name in before.keys() - now.keys():
             if name == "orelse":
-                yield self._at(new, "else")
+                yield from _gone(before[name], self._at(new, "else"))
             elif name == "finalbody":
-                yield self._at(new, "after")
+                yield from _gone(before[name], self._at(new, "after"))
             else:  # an `except` or a `case`: whether it would have been taken cannot be seen
                 yield self._at(new, "lost")
 
@@ -132,6 +163,104 @@ class _Comparison:
         if at < len(block):
             return self._at(block[at])
         return self._at(block[-1], "after") if block else _entry(self._new)
+
+
+def _of_defaults(old: Function, new: Function) -> list[Point]:
+    """Where two heads differ in defaults of arguments alone: each acts in a call whose argument has the value. []: in more."""
+    before, now = _defaults(old), _defaults(new)
+    heads = [_dumped([_without_defaults(one), *one.decorator_list, one.returns]) for one in (old, new)]
+    if before.keys() != now.keys() or heads[0] != heads[1]:
+        return []
+    points = []
+    for name, value in now.items():
+        if ast.dump(value) != ast.dump(before[name]):
+            test = f"{name} {'is' if getattr(value, 'value', 0) in (None, True, False) else '=='} {ast.unparse(value)}"
+            points.append(_tested(_entry(new), test if isinstance(value, ast.Constant) else ""))
+    return points
+
+
+def _without_defaults(function: Function) -> ast.arguments:
+    return ast.arguments(**{name: value for name, value in ast.iter_fields(function.args) if "defaults" not in name})
+
+
+def _defaults(function: Function) -> dict[str, ast.expr]:
+    args = function.args
+    placed = [*args.posonlyargs, *args.args]
+    found = {arg.arg: value for arg, value in zip(placed[len(placed) - len(args.defaults) :], args.defaults, strict=True)}
+    return found | {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is not None}
+
+
+def _gone(statements: Sequence[ast.stmt], at: Point, test: str = "") -> Iterator[Point]:
+    """Where statements were removed: each runs there if what it stood under holds. at: where; test: what holds."""
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            own = ast.unparse(statement.test)
+            yield from _gone(statement.body, at, _both(test, own))
+            yield from _gone(statement.orelse, at, _both(test, f"not ({own})"))
+        elif isinstance(statement, ast.While):
+            yield from _gone(statement.body, at, _both(test, ast.unparse(statement.test)))
+        elif isinstance(statement, ast.With | ast.AsyncWith | ast.Try):
+            yield from _gone(statement.body, at, test)
+        elif isinstance(statement, ast.Match):
+            yield replace(at, where="lost")
+        else:
+            yield _tested(at, test) if test else at
+
+
+def _both(one: str, other: str) -> str:
+    return f"({one}) and ({other})" if one else other
+
+
+def _tested(at: Point, test: str) -> Point:
+    """The point, under a condition; lost if to evaluate that once more might do something."""
+    gate = at.gate or (test if _of_device(test) else "")
+    return replace(at, test=test, gate=gate) if test and _is_pure(test) else replace(at, where="lost", gate=gate)
+
+
+def _is_pure(test: str) -> bool:
+    nodes = [node for node in ast.walk(ast.parse(test, mode="eval")) if not isinstance(node, _PLAIN)]
+    return all(isinstance(node, ast.Call) and _name_of(node.func) in _HARMLESS for node in nodes)
+
+
+def _name_of(node: ast.expr) -> str:
+    return ast.unparse(node).rpartition(".")[2]
+
+
+def _passed_over(old: ast.stmt, new: ast.stmt) -> list[str]:
+    """The expressions of a statement that may be passed over and in which alone it differs: operands after the first of `and`
+    and `or`, arms of a conditional expression, what a comprehension or a lambda computes, the message of an assertion."""
+    found = list[ast.AST]()
+
+    def differ(was: object, now: object, part: ast.AST | None) -> bool:
+        """Whether all that differs is in such an expression. part: the one around."""
+        if isinstance(was, ast.AST) and isinstance(now, ast.AST) and type(was) is type(now):
+            if ast.dump(was) == ast.dump(now):
+                return True
+            fields = ((name, getattr(was, name, None), value) for name, value in _own_fields(now))
+            return all(differ(one, other, _optional(now, name, other) or part) for name, one, other in fields)
+        if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+            return all(
+                differ(one, other, other if _is_operand(other, now) else part) for one, other in zip(was, now, strict=True)
+            )
+        if was == now or (isinstance(was, ast.AST) and isinstance(now, ast.AST) and ast.dump(was) == ast.dump(now)):
+            return True
+        if part is not None:
+            found.append(part)
+        return part is not None
+
+    operands = {id(value) for node in ast.walk(new) if isinstance(node, ast.BoolOp) for value in node.values[1:]}
+
+    def _is_operand(node: object, _: list[object]) -> bool:
+        return id(node) in operands
+
+    return list(dict.fromkeys(ast.unparse(part) for part in found)) if differ(old, new, None) else []
+
+
+def _optional(node: ast.AST, name: str, value: object) -> ast.AST | None:
+    """The value of a field, if it is an expression that may be passed over."""
+    kinds = {ast.IfExp: ("body", "orelse"), ast.Lambda: ("body",), ast.Assert: ("msg",), ast.DictComp: ("key", "value")}
+    kinds |= dict.fromkeys((ast.ListComp, ast.SetComp, ast.GeneratorExp), ("elt",))
+    return value if isinstance(value, ast.expr) and name in kinds.get(type(node), ()) else None
 
 
 def _opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, int]]:
@@ -146,11 +275,11 @@ def _blocks(statement: ast.AST) -> Iterator[tuple[str, _Block]]:
         block = getattr(statement, name, None)
         if isinstance(block, list) and block:
             yield name, block
-    for handler in getattr(statement, "handlers", ()):
-        yield f"handlers {ast.dump(handler.type) if handler.type is not None else ''}", handler.body
-    for case in getattr(statement, "cases", ()):
+    for number, handler in enumerate(getattr(statement, "handlers", ())):
+        yield f"handlers {ast.dump(handler.type) if handler.type is not None else number}", handler.body
+    for number, case in enumerate(getattr(statement, "cases", ())):
         guard = ast.dump(case.guard) if case.guard is not None else ""
-        yield f"cases {ast.dump(case.pattern)} {guard}", case.body
+        yield f"cases {number} {ast.dump(case.pattern)} {guard}", case.body
 
 
 def _head(statement: ast.AST) -> str:
@@ -170,20 +299,22 @@ def _dumped(value: object) -> str:
     return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
 
 
-def _reading(block: Sequence[ast.stmt], read: frozenset[str], gates: Mapping[int, str]) -> Iterator[Point]:
+def _reading(block: Sequence[ast.stmt], read: Mapping[str, str], gates: Mapping[int, str]) -> Iterator[Point]:
     """The statements that read one of these names themselves, and not in a block that they hold."""
     for statement in block:
         own = (value if isinstance(value, list) else [value] for _, value in _own_fields(statement))
         nodes = (node for values in own for one in values if isinstance(one, ast.AST) for node in ast.walk(one))
-        if any(_name(node) in read for node in nodes):
-            yield Point(statement.lineno, statement.col_offset, "before", gates.get(id(statement), ""))
+        tests = {read[name] for node in nodes if (name := _name(node)) in read}
+        if tests:
+            point = Point(statement.lineno, statement.col_offset, "before", gates.get(id(statement), ""))
+            yield from [point] if "" in tests else [_tested(point, test) for test in sorted(tests)]
         for _, each in _blocks(statement):
             yield from _reading(each, read, gates)
 
 
 def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
-        return f".{node.attr}"
+        return _attribute(node)
     return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else ""
 
 
@@ -195,7 +326,7 @@ def _gates(function: Function) -> dict[int, str]:
         for statement in block:
             found[id(statement)] = gate
             inner = gate
-            if isinstance(statement, ast.If) and _of_device(statement.test):
+            if isinstance(statement, ast.If) and _of_device(ast.unparse(statement.test)):
                 inner = ast.unparse(statement.test)
             for name, each in _blocks(statement):
                 visit(each, f"not ({inner})" if name == "orelse" and inner != gate else inner)
@@ -206,8 +337,8 @@ def _gates(function: Function) -> dict[int, str]:
     return found
 
 
-def _of_device(test: ast.expr) -> bool:
-    text = ast.unparse(test).lower()
+def _of_device(test: str) -> bool:
+    text = test.lower()
     return any(word in text for word in _DEVICE)
 
 
@@ -216,11 +347,15 @@ def add_calls(tree: ast.AST, points: Iterable[tuple[Point, str]], name: str) -> 
     lacks is left out, and so never runs."""
     blocks = _statements(tree)
     for point, text in points:
-        call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [ast.Constant(text)], []))
+        note = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [ast.Constant(text)], []))
         found = blocks.get((point.line, point.column)) or blocks.get((point.line, -1))
         if found is None or point.where == "lost":
             continue
         block, statement = found
+        if point.where == "expression":
+            _Wrap(point.test, note).visit(statement)
+            continue
+        call = _under(point.test, note) if point.test else note
         ast.fix_missing_locations(ast.copy_location(call, statement))
         if point.where == "entry" and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             documented = ast.get_docstring(statement, clean=False) is not None
@@ -231,6 +366,25 @@ def add_calls(tree: ast.AST, points: Iterable[tuple[Point, str]], name: str) -> 
             statement.orelse.insert(0, call)  # type: ignore[attr-defined]
         else:
             block.insert(block.index(statement) + (point.where == "after"), call)
+
+
+def _under(test: str, call: ast.stmt) -> ast.stmt:
+    """The call if a condition holds, which may name what this place lacks."""
+    condition = ast.If(ast.parse(test, mode="eval").body, [call], [])
+    return ast.Try([condition], [ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])], [], [])
+
+
+class _Wrap(ast.NodeTransformer):
+    """Has an expression call first when it is evaluated."""
+
+    def __init__(self, text: str, call: ast.Expr) -> None:
+        self._text, self._call = text, call.value
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if not isinstance(node, ast.expr) or ast.unparse(node) != self._text:
+            return self.generic_visit(node)
+        both = ast.Subscript(ast.Tuple([self._call, node], ast.Load()), ast.Constant(1), ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(both, node))
 
 
 def _statements(tree: ast.AST) -> dict[tuple[int, int], tuple[_Block, ast.stmt]]:
@@ -273,31 +427,59 @@ def changed(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
     known, counted = _numbered(before.functions), _numbered(now.functions)
     names = {one.name for one in now.functions}
     removed = tuple(dict.fromkeys(one.name for one in before.functions if one.name not in names))
-    bound = {name for name, *_ in set(_in_order(before.bindings)) ^ set(_in_order(now.bindings))}
-    # a method is read as an attribute, whatever the object is
-    gone = {f".{name.rpartition('.')[2]}" if "." in name else name for name in removed}
-    read = gone | {f".{name.rpartition('.')[2]}" if "." in name else name for name in bound}
+    changes = set(_in_order(before.bindings)) ^ set(_in_order(now.bindings))
+    bound = {name for name, *_ in changes}
+    read = dict.fromkeys(removed, "")
+    for name, code, _ in changes:
+        test = before.tests.get((name, code)) or now.tests.get((name, code), "")
+        read[name] = test if read.get(name, test) == test else ""
     earlier = {(number[0], number[2]): one for one, number in zip(before.functions, known, strict=True)}
     places = tuple(
         ChangedFunction(
             f"{module}.{one.name}",
             one.line,
             one.kernel,
-            _points(one, earlier.get((number[0], number[2])), old is None, read, bound),
+            _points(
+                one,
+                earlier.get((number[0], number[2])),
+                old is None,
+                {name: test for name, test in own.items() if name in one.reads},
+                bound,
+            ),
         )
         for one, number in zip(now.functions, counted, strict=True)
-        if number not in known or not read.isdisjoint(one.reads) or (one.owner and one.owner in bound)
+        for own in [_as_read(read, one.owner, now.bases)]
+        if number not in known or not one.reads.isdisjoint(own) or (one.owner and one.owner in bound)
     )
     return Changed(places, tuple(f"{module}.{name}" for name in removed), bool(bound))
 
 
-def _points(one: "_Function", before: "_Function | None", unlisted: bool, read: set[str], bound: set[str]) -> tuple[Point, ...]:
+def _as_read(names: Mapping[str, str], owner: str, bases: Mapping[str, list[str]]) -> dict[str, str]:
+    """These names of a module as a function with this class reads them: `self.x` for an attribute of the class or of a base of
+    it in the module."""
+    classes, found = [owner], dict(names)
+    for one in classes:
+        classes += [base for base in bases.get(one, ()) if base not in classes]
+    for name, test in names.items():
+        of, _, attribute = name.rpartition(".")
+        if of and of in classes:
+            found |= dict.fromkeys((f"self.{attribute}", f"cls.{attribute}", f"super().{attribute}"), test)
+    return found
+
+
+def _points(
+    one: "_Function", before: "_Function | None", unlisted: bool, read: Mapping[str, str], bound: set[str]
+) -> tuple[Point, ...]:
     """What changed in a function. unlisted: what it was is not known."""
     if unlisted:
         return entry(one.node)
     if before is None:
         return changed_points(None, one.node)
-    points = changed_points(before.node, one.node, frozenset(read & one.reads))
+    points = changed_points(before.node, one.node, read)
+    if one.kernel:  # Triton compiles no expression that calls, and no handler
+        points = tuple(
+            replace(point, where="before" if point.where == "expression" else point.where, test="") for point in points
+        )
     return points if one.owner not in bound else tuple(sorted({*points, *entry(one.node)}))
 
 
@@ -336,6 +518,13 @@ class _Source:
 
     functions: list[_Function] = field(default_factory=list)
     bindings: list[tuple[str, str]] = field(default_factory=list)
+    bases: dict[str, list[str]] = field(default_factory=dict)
+    tests: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def bind(self, bindings: Iterable[tuple[str, str, str]]) -> None:
+        for name, code, test in bindings:
+            self.bindings.append((name, code))
+            self.tests[name, code] = test
 
 
 def _read(source: str | bytes) -> _Source:
@@ -343,7 +532,7 @@ def _read(source: str | bytes) -> _Source:
     tree = ast.parse(source)
     _Take(found).visit(tree)
     _undocumented(tree)
-    found.bindings += _bindings(tree.body, "", "")
+    found.bind(_bindings(tree.body, "", ""))
     return found
 
 
@@ -378,7 +567,8 @@ class _Take(ast.NodeTransformer):
         name = self._inside(node)
         head = "".join(ast.dump(part) for part in (*node.bases, *node.keywords, *node.decorator_list))
         self._found.bindings.append((name, head))
-        self._found.bindings += _bindings(node.body, f"{name}.", "")
+        self._found.bases[name] = [ast.unparse(base) for base in node.bases]
+        self._found.bind(_bindings(node.body, f"{name}.", ""))
         return ast.copy_location(_mark(name), node)
 
 
@@ -394,29 +584,36 @@ def _mark(name: str) -> ast.AST:
     return mark
 
 
-def _bindings(statements: Sequence[ast.stmt], owner: str, around: str) -> Iterator[tuple[str, str]]:
-    """What code outside of functions binds, one name at a time: an import that takes one name more changes that name alone."""
+def _bindings(statements: Sequence[ast.stmt], owner: str, around: str, test: str = "") -> Iterator[tuple[str, str, str]]:
+    """What code outside of functions binds, one name at a time, and under which condition on the device. An import that takes
+    one name more changes that name alone."""
     for statement in statements:
         if isinstance(statement, _Mark):
             if around:  # where a function stands does not matter, but for the condition that it stands under
-                yield owner + statement.name.rpartition(".")[2], around  # type: ignore[attr-defined]
+                yield owner + statement.name.rpartition(".")[2], around, test  # type: ignore[attr-defined]
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             place = f"{statement.level}{statement.module}" if isinstance(statement, ast.ImportFrom) else ""
             for one in statement.names:
                 bound = one.asname or (one.name if place else one.name.partition(".")[0])
-                yield owner + bound, f"{around}import {place} {one.name}"
+                yield owner + bound, f"{around}import {place} {one.name}", test
         elif blocks := [value for _, value in ast.iter_fields(statement) if _is_block(value)]:
             head = around + type(statement).__name__
             values = [value for _, value in ast.iter_fields(statement) if value not in blocks]
             parts = (part for value in values for part in (value if isinstance(value, list) else [value]))
             head += "".join(ast.dump(part) for part in parts if isinstance(part, ast.AST))
             for number, block in enumerate(blocks):
+                own = (
+                    ast.unparse(statement.test)
+                    if isinstance(statement, ast.If) and _of_device(ast.unparse(statement.test))
+                    else ""
+                )
+                within = _both(test, f"not ({own})" if number else own) if own else test
                 for part in block:
                     inner = part.body if isinstance(part, ast.ExceptHandler | ast.match_case) else [part]
-                    yield from _bindings(inner, owner, f"{head}{number}{_condition(part)}")
+                    yield from _bindings(inner, owner, f"{head}{number}{_condition(part)}", within)
         else:
             stored = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-            yield from ((owner + name if name else "", around + ast.dump(statement)) for name in stored or [""])
+            yield from ((owner + name if name else "", around + ast.dump(statement), test) for name in stored or [""])
 
 
 def _condition(part: ast.AST) -> str:
@@ -433,12 +630,19 @@ def _is_block(value: object) -> bool:
 
 
 def _reads(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Names that a function's own code takes from outside, and attributes that it takes of anything, with a dot before them."""
+    """Names that a function's own code takes from outside, and attributes that it takes of a name."""
     nodes = list(ast.walk(function))
     own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - own
-    return frozenset(read | {f".{node.attr}" for node in nodes if isinstance(node, ast.Attribute)})
+    return frozenset(read | {_attribute(node) for node in nodes if isinstance(node, ast.Attribute)})
+
+
+def _attribute(node: ast.Attribute) -> str:
+    """An attribute of a name, or of `super()`; "" of anything else, whose class is not known."""
+    if isinstance(node.value, ast.Call):
+        return f"super().{node.attr}" if isinstance(node.value.func, ast.Name) and node.value.func.id == "super" else ""
+    return f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else ""
 
 
 def _undocumented(node: ast.Module | _Definition) -> None:

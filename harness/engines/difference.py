@@ -20,7 +20,7 @@ from .provision import digest_of
 
 PATCH = "sglang.patch"  # in a run folder
 MAX_FILE, MAX_PATCH = 1 << 20, 4 << 20  # bytes: of a file whose lines are compared, and of the whole patch
-_DOCUMENTS = (".md", ".rst", ".txt")
+DOCUMENTS = (".md", ".rst", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def watch_of(base: str, files: Sequence[File]) -> Watch:
     modules, removed, unlisted, outside, others = dict[str, tuple[ChangedFunction, ...]](), [], [], [], []
     for file in files:
         if not file.path.endswith(".py"):
-            if file.new is not None and not file.path.endswith(_DOCUMENTS):
+            if file.new is not None and not file.path.endswith(DOCUMENTS):
                 others.append(file.path)
             continue
         if file.new is None:

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError
@@ -118,16 +120,29 @@ def is_whole(folder: Path, section: Section) -> bool:
     return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], files_below(folder))
 
 
-def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) -> dict[str, str] | None:
+def record_of(release: str) -> Path | None:
+    """The RECORD of a release's wheel, of the installed SGLang or the cache: that of a copy may have been written anew."""
+    places = [cache_folder("releases") / release / f"sglang-{release}.dist-info" / "RECORD"]
+    with suppress(PackageNotFoundError):
+        if (here := distribution("sglang")).version == release:
+            places.insert(0, Path(str(here.locate_file(f"sglang-{release}.dist-info/RECORD"))))
+    return next((place for place in places if place.is_file()), None)
+
+
+def changed_since_release(
+    folder: Path, wheel: str, record: Path | None = None, *, by_time: bool = False
+) -> dict[str, str] | None:
     """The files of the package sglang, in a folder that may hold others, that are not as a wheel's RECORD says: by path, with
     the digest that RECORD names, "" if it does not name the file. None: its RECORD is missing or unreadable.
 
-    wheel: name of its dist-info folder. by_time: read only files that were written after RECORD, which an installer writes
-    last; the system keeps that time (ctime), and nobody can set it.
+    wheel: name of its dist-info folder; record: another RECORD of it. by_time: read only files that were written after RECORD,
+    which an installer writes last; the system keeps that time (ctime), and nobody can set it.
     """
     try:
         installed = (folder / wheel / "RECORD").stat().st_ctime_ns if by_time else 0
-        recorded = {name: digest for name, digest in _rows(folder / wheel / "RECORD") if name.startswith("sglang/")}
+        rows = [*_rows(folder / wheel / "RECORD")]
+        rows = [*_rows(record)] if record is not None else rows
+        recorded = {name: digest for name, digest in rows if name.startswith("sglang/")}
     except (OSError, ValueError, csv.Error):
         return None
     files = {f"sglang/{name}" for name in files_below(folder / "sglang")}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import cache_folder
 
-from .difference import Difference, File, content_of, difference, since_commit, since_release, watch_of
-from .provision import changed_since_release, files_below, files_of_package, is_there, lock, provide, releases
+from .difference import DOCUMENTS, Difference, File, content_of, difference, since_commit, since_release, watch_of
+from .provision import changed_since_release, files_below, files_of_package, is_there, lock, provide, record_of, releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _identity(root: Path) -> tuple[str, Difference | None]:
     for metadata in root.glob("sglang-*.dist-info/METADATA"):
         found = re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
-            changes = changed_since_release(root, metadata.parent.name)
+            changes = changed_since_release(root, metadata.parent.name, record_of(found[1]))
             if changes is None:  # a wheel whose RECORD cannot be read
                 return f"{found[1]}+dirty.{_digest_of_all(root)[:8]}", None
             return _named(found[1], since_release(root, found[1], changes))
@@ -301,12 +302,12 @@ def is_diff(file: Path) -> bool:
 
 def patched_tree(source: Source, file: Path) -> Path:
     """The folder of the release with the diff applied; made once for each content. Paths in the diff may begin anywhere above
-    sglang/; what lies outside of it is left out. Raises InputError."""
+    sglang/; documents and tests outside of it are left out. Raises InputError, also for other files outside."""
     text = file.read_bytes()
     wheels = [*source.root.glob("sglang-*.dist-info")]
     if source.difference is not None or len(wheels) != 1:
         raise _refused(f"{file} is a diff, and {source.name or 'SGLang'} is not a release", "apply it to that tree: git apply")
-    depth = _depth(file, text.decode(errors="replace"))
+    depth = _depth(file, text.decode(errors="replace"), source.root)
     digest = hashlib.sha256(f"{wheels[0].name}\0{depth}\0".encode() + text).hexdigest()[:16]
     place = cache_folder("patched") / f"{file.stem}-{digest}"
     if place.is_dir():
@@ -323,13 +324,31 @@ def patched_tree(source: Source, file: Path) -> Path:
     return place
 
 
-def _depth(file: Path, text: str) -> int:
-    """How many folders stand before sglang/ in the diff's paths."""
-    for path in _PATH.findall(text):
-        parts: list[str] = path.strip('"').split("/")
-        if "sglang" in parts[:-1]:
-            return len(parts) - 1 - parts[::-1].index("sglang")
+def _depth(file: Path, text: str, root: Path) -> int:
+    """How many folders stand before sglang/ in the diff's paths, so that most of them are files of the release below root."""
+    paths = dict.fromkeys(path.strip('"') for path in _PATH.findall(text) if path != "/dev/null")
+    depths = Counter[int]()
+    for parts in (path.split("/") for path in paths):
+        depths.update({number: 1 + len(paths) * root.joinpath(*parts[number:]).is_file() for number in _places(parts)})
+    for depth, _ in depths.most_common(1):
+        outside = [path for path in paths if path.split("/")[depth : depth + 1] != ["sglang"] and not _is_aside(path)]
+        if outside:
+            raise _refused(
+                f"{file} also changes {shortened(outside)}, outside of sglang/: nothing here runs it",
+                "leave it out of the diff: git diff … -- python/sglang",
+            )
+        return depth
     raise _refused(f"{file} is neither JSON nor a unified diff of files below sglang/", "docs/reference/patch.md shows both")
+
+
+def _places(parts: list[str]) -> list[int]:
+    """Where sglang/ may begin in a path."""
+    return [number for number, part in enumerate(parts[:-1]) if part == "sglang" and not parts[-1].endswith(DOCUMENTS)]
+
+
+def _is_aside(path: str) -> bool:
+    """Whether a path of a diff is documentation or a test."""
+    return path.endswith(DOCUMENTS) or not {"test", "tests", "docs", ".github"}.isdisjoint(path.split("/"))
 
 
 def _apply(file: Path, text: bytes, depth: int, root: Path) -> None:

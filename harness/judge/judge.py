@@ -8,6 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
@@ -194,7 +195,10 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     undecided = "" if doubt else _undecided(trace, verdict)
     reason = doubt or undecided or verdict.gap or _missing_feature(trace, reached)
     if not reason:
-        return replace(verdict, not_seen="; ".join(change.headline for change in trace.changes if change.headline))
+        unseen = [change.headline for change in trace.changes if change.headline]
+        if all(change.patch for change in trace.changes) and (unknown := unknown_changes(trace.header.engine.version)):
+            unseen.append(unknown)
+        return replace(verdict, not_seen="; ".join(unseen))
     vacuous = not doubt and not undecided
     return replace(verdict, status="unknown", reason=reason, vacuous=vacuous, undecided=bool(undecided))
 

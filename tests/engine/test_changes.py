@@ -141,7 +141,7 @@ def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Pat
     assert summary["not_seen"].startswith("1 of 2 ")
     assert changes["altered"] == 0 < changes["compared"]
     text = " ".join(done.stdout.split())
-    assert f"It changed no recorded number in {changes['compared']} cases that ran it" in text
+    assert f"It changed no recorded number in {changes['compared']} cases that ran it and are right" in text
     assert "Exit code 125: a changed statement did not run, which --strict does not let pass." in text
 
 

@@ -1,6 +1,8 @@
 """Which statements of a function changed, and that each of them is noted when it runs, and only then."""
 
 import ast
+import textwrap
+from typing import Any
 
 import pytest
 
@@ -127,3 +129,122 @@ def test_a_function_whose_original_is_not_at_hand_counts_as_a_whole() -> None:
     assert [point.where for point in unlisted.points] == ["entry"]
     [new] = changed("", "def f(x):\n    a = x\n    return a\n", "m").places
     assert [(point.line, point.where) for point in new.points] == [(2, "before"), (3, "before")]
+
+
+class Device:
+    is_cuda, size = False, 3
+
+
+# (old, new, whether the change acts where x is a Device of no GPU): the body of a function of x, y and seen
+CONDITIONAL = {
+    "an if that is gone": ("seen.append(1)\nif x.is_cuda:\n    seen.append(2)\n", "seen.append(1)\n", False),
+    "an if that is gone, whose condition holds": ("seen.append(1)\nif x.size:\n    seen.append(2)\n", "seen.append(1)\n", True),
+    "an else that is gone": (
+        "if x.is_cuda:\n    seen.append(1)\nelse:\n    seen.append(2)\n",
+        "if x.is_cuda:\n    seen.append(1)\n",
+        True,
+    ),
+    "an elif that is gone": (
+        "if x.size > 5:\n    seen.append(1)\nelif x.is_cuda:\n    seen.append(2)\n",
+        "if x.size > 5:\n    seen.append(1)\n",
+        False,
+    ),
+    "an early return that is gone": ("if x.is_cuda:\n    return 1\nseen.append(2)\n", "seen.append(2)\n", False),
+    "an if in an if that is gone": (
+        "if x.size:\n    if x.is_cuda:\n        seen.append(2)\nseen.append(1)\n",
+        "seen.append(1)\n",
+        False,
+    ),
+    "a condition that does something": ("if seen.append(3):\n    seen.append(2)\nseen.append(1)\n", "seen.append(1)\n", False),
+    "a try that is gone": ("try:\n    seen.append(2)\nfinally:\n    pass\nseen.append(1)\n", "seen.append(1)\n", True),
+    "an operand that is passed over": (
+        "if x.is_cuda and x.size > 1:\n    seen.append(1)\n",
+        "if x.is_cuda and x.size > 2:\n    seen.append(1)\n",
+        False,
+    ),
+    "an operand that is read": (
+        "if x.size and x.size > 1:\n    seen.append(1)\n",
+        "if x.size and x.size > 2:\n    seen.append(1)\n",
+        True,
+    ),
+    "an operator": ("z = x.is_cuda and y\n", "z = x.is_cuda or y\n", True),
+    "an arm that is not taken": ("z = y if x.is_cuda else x.size\n", "z = y + 1 if x.is_cuda else x.size\n", False),
+    "an arm that is taken": ("z = y if x.is_cuda else x.size\n", "z = y if x.is_cuda else x.size + 1\n", True),
+    "the condition of an arm": ("z = y if x.is_cuda else 1\n", "z = y if x.size else 1\n", True),
+    "a comprehension of nothing": ("z = [y for one in ()]\n", "z = [y + 1 for one in ()]\n", False),
+    "a comprehension": ("z = [y for one in (1, 2)]\n", "z = [y + 1 for one in (1, 2)]\n", True),
+    "a lambda that is not called": ("z = lambda: y\n", "z = lambda: y + 1\n", False),
+    "the message of an assertion": ("assert x.size, 'a'\n", "assert x.size, 'b'\n", False),
+    "two handlers that changed places": (
+        "try:\n    seen.append(1)\nexcept ValueError:\n    pass\nexcept KeyError:\n    pass\n",
+        "try:\n    seen.append(1)\nexcept KeyError:\n    pass\nexcept ValueError:\n    pass\n",
+        False,
+    ),
+    "one of two cases that wait for the same": (
+        "match y:\n    case 1:\n        z = 1\n    case 1:\n        z = 2\n",
+        "match y:\n    case 1:\n        z = 1\n    case 1:\n        z = 3\n",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CONDITIONAL)
+def test_a_change_that_is_passed_over_is_not_noted(what: str) -> None:
+    old, new, acts = CONDITIONAL[what]
+    before, now = (f"def f(x, y, seen):\n{textwrap.indent(body, '    ')}" for body in (old, new))
+    [place] = changed(before, now, "m").places
+    tree, ran = ast.parse(now), set[int]()
+    add_calls(tree, [(point, number) for number, point in enumerate(place.points)], "_note")  # type: ignore[misc]
+    scope: dict[str, Any] = {"_note": ran.add}
+    plain: dict[str, Any] = {}
+    seen = list[int](), list[int]()
+    exec(compile(tree, "f.py", "exec"), scope)
+    exec(now, plain)
+    assert scope["f"](Device(), 1, seen[0]) == plain["f"](Device(), 1, seen[1])
+    assert seen[0] == seen[1]
+    assert bool(ran) == acts
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "acts"), [("2", (), True), ("2", (5,), False), ("None", (), True), ("[]", (), False)]
+)
+def test_a_default_acts_in_a_call_that_has_it(default: str, given: tuple[int, ...], acts: bool) -> None:
+    new, ran = f"def f(x={default}):\n    return x\n", set[int]()
+    [place] = changed("def f(x=1):\n    return x\n", new, "m").places
+    add_calls(tree := ast.parse(new), [(point, 1) for point in place.points], "_note")  # type: ignore[misc,list-item]
+    scope: dict[str, Any] = {"_note": ran.add}
+    exec(compile(tree, "f.py", "exec"), scope)
+    scope["f"](*given)
+    assert bool(ran) == acts
+
+
+BOUND = """
+if is_cuda():
+    from a import g
+else:
+    g = None
+class Base:
+    limit = 1
+class Used(Base):
+    size = 2
+    def count(self):
+        return self.limit
+def read(x):
+    return x.size, x.limit
+def call(x):
+    return g
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "readers"),
+    [
+        ("from a import g", "from b import g", {"m.call": "is_cuda()"}),
+        ("    g = None", "    g = 1", {"m.call": "not (is_cuda())"}),
+        ("limit = 1", "limit = 2", {"m.Used.count": ""}),
+        ("size = 2", "size = 3", {}),
+    ],
+)
+def test_who_reads_a_changed_name_is_changed_where_that_is_known(old: str, new: str, readers: dict[str, str]) -> None:
+    found = changed(BOUND, BOUND.replace(old, new), "m")
+    assert ({place.name: place.points[0].test for place in found.places}, found.outside) == (readers, True)

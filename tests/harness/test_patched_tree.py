@@ -79,3 +79,14 @@ def test_a_diff_is_for_a_command_of_one_sglang(tmp_path: Path) -> None:
         spec_of({"patch": [file]})
     with pytest.raises(InputError, match="is a diff, in several diffs"):
         spec_of({"patch": [file, file], "sglang": ""})
+
+
+def test_a_diff_that_changes_what_nothing_here_runs_is_refused_and_a_deeper_sglang_misleads_nobody(
+    release: Source, tmp_path: Path
+) -> None:
+    kernel = "--- a/sgl-kernel/csrc/tree.cu\n+++ b/sgl-kernel/csrc/tree.cu\n@@ -1,1 +1,1 @@\n-a\n+b\n"
+    with pytest.raises(InputError, match=r"also changes .*sgl-kernel/csrc/tree\.cu.*nothing here runs it"):
+        patched_tree(release, written(tmp_path, DIFF.format("python/") + kernel))
+    guide = "--- a/docs/guides/sglang/notes.txt\n+++ b/docs/guides/sglang/notes.txt\n@@ -1,1 +1,1 @@\n-a\n+b\n"
+    tree = patched_tree(release, written(tmp_path, guide + DIFF.format("python/")))
+    assert "return 2" in (tree / "sglang" / "srt" / "step.py").read_text()

@@ -64,7 +64,7 @@ BASE, HEAD = 0, 1
 def said_by(trial: Trial) -> SideResult:
     """What a trial says of its side."""
     verdict = trial.verdict
-    if set(trial.case.exercises) <= set(verdict.exercised) and runs_no_change(verdict, trial.differs):
+    if trial.unrun:
         return EQUAL  # that it runs none of the changes leaves what it compared as right as it was
     return said_by_verdict(verdict, signature_of(verdict, trial.header.ending))
 
@@ -386,7 +386,8 @@ class Asking:
         mutual, ended = watched is not None and watched[0] is not None, None
         try:
             if watched is None or sources[0].called == sources[1].called:
-                self._failed = "BASE and HEAD are the same SGLang, file by file"
+                same = "have one name and differ: one has another RECORD" if watched else "are the same SGLang, file by file"
+                self._failed = f"BASE and HEAD {same}"
             else:
                 with hosts_of(sources, self.run.mode, watched) as hosts:
                     self._ask((hosts[0], hosts[1]), watched[HEAD], folder)
