@@ -16,9 +16,10 @@ from eagletwin.harness.core.recording import SERVER, RecordedServer, Untold, Wei
 from eagletwin.harness.core.records import Header, ServedModel
 from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
-from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 from .argument import argue, headline
 from .known import may_have
@@ -208,7 +209,7 @@ class JudgedServer:
         )
         if self.unseen:
             text += f" Not seen{_by_rule(self.unseen)}."
-        never = [name for name, rule in RULES.items() if rule.weights == "yes"]
+        never = [name for name, rule in catalogue().items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 
     def _why_nothing(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ the naive form).
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -517,3 +518,35 @@ def stored_rows(keys: Tensor, values: Tensor) -> Array:
 def _parts(keys: Tensor, values: Tensor, dimension: int) -> Tensor:
     """Keys and values along a new dimension; keys alone where they are latent rows."""
     return torch.stack([keys, values] if values.shape[-1] else [keys], dimension)
+
+
+# Requests that ask for what cannot be: their grammar, processor, bias and min_new_tokens together allow no token somewhere.
+#
+# No token is right there, and what comes behind it follows from whichever an engine gave. SGLang's grammar may refuse that one,
+# and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token on,
+# and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests do.
+
+
+class Impossible(NamedTuple):
+    """number: of the prefill or verify record that gave a token where none is allowed; token: which output token that is."""
+
+    number: int
+    token: int
+
+
+def impossible_requests(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, Impossible]:
+    """By request; of those that ask for nothing impossible there is nothing."""
+    found = dict[str, Impossible]()
+    for number, record in enumerate(trace.header.records):
+        replay = replays.get(record.request)
+        if replay is None or replay.impossible is None or record.request in found:
+            continue
+        if record.stage == "prefill" and record.numbers["final"]:
+            end = record.numbers["end"]
+        elif record.stage == "verify":
+            end = replay.rounds[record.round].end
+        else:
+            continue
+        if end > replay.impossible:
+            found[record.request] = Impossible(number, replay.impossible + 1 - len(replay.prompt))
+    return found

@@ -1,6 +1,6 @@
 """Verify that samples: `verify.coins`, `verify.probabilities`, `draft.probabilities`, and `verify.accept` by the coins.
 
-Called by requests.py. The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
+The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
 compared with the reference's; what it decided is then judged by its own numbers, so that only the rounding of sums is excused.
 So is the distribution that it made of its logits: these are compared with the reference's, and where top_k, top_p and min_p cut
 is then judged by these.
@@ -17,15 +17,18 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds, seeded_coins
 
-from .bounds import Bounds, log_scale, logs, magnitude, sum_rounding, with_tail
-from .compare import Compare, Place
-from .replay import RequestReplay, Round
-from .request_logits import before_additions
+from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
+from ..compare import Place
+from ..context import Rules
+from ..replay import Round
+from ..request_logits import before_additions
+from ..trees import parents_of
+from . import rule, stages
+from .multi_layer_draft import Layers
 
 # What SGLang makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
 _GREEDY = Sampling(top_k=1)
@@ -33,12 +36,10 @@ _GREEDY = Sampling(top_k=1)
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
 
 
-class Samples:
+class Samples(Rules):
     """Judges what depends on chance in one trace."""
 
-    def __init__(self, trace: Trace, compare: Compare, bounds: Bounds) -> None:
-        self._trace, self._compare, self._bounds = trace, compare, bounds
-        self._case = trace.header.case
+    def begin(self) -> None:
         self._drawn: dict[tuple[float, ...], Record] = {}  # coins -> the round that had them
         self._before: dict[str, list[float]] = {}  # request -> all coins of its round before
         self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
@@ -77,24 +78,40 @@ class Samples:
             reported = f"{token}, which {before:.6g} of it come before"
             self._compare.report(place, rule, index, f"one of the best tokens that have {sampling.top_p} of the mass", reported)
 
-    def verified(
-        self,
-        number: int,
-        record: Record,
-        replay: RequestReplay,
-        round: Round,
-        parents: Sequence[int] | None,
-        proposed_from: Array,
-    ) -> bool:
-        """Judge what a verify did by its coins; False if nothing that it commits depends on them.
-
-        parents: of the nodes [D]; proposed_from [S, V]: the logits of the draft's rows, of which row s proposed d[s+1]
-        """
+    @rule(
+        "verify.coins",
+        "3.5",
+        "Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin "
+        "of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed, "
+        "its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24.",
+        weights="no",
+    )
+    @rule(
+        "verify.probabilities",
+        "3.5",
+        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at "
+        "min_p. Its logits are the reference's, within the bound; the distribution is that of exactly its logits, within the "
+        "roundings of float32.",
+        weights="yes",
+    )
+    @rule(
+        "draft.probabilities",
+        "3.5",
+        "The draft distribution q that rejection sampling uses is softmax(logits / temperature) of the draft's row that "
+        "proposed the token.",
+        weights="yes",
+    )
+    @stages("verify")
+    def verify(self, number: int, record: Record) -> None:
+        """What a verify did by its coins."""
+        if not (self._case.samples and self._model.numbers):
+            return
+        replay, round = self._replay(record), self._round(record)
         sampling, place = self._case.sampled(record.request), Place(record, "verify")
         if "coins" not in record.tensors:
             if sampling is not None and self._compare.on("verify.accept"):
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
-            return sampling is not None
+            return
         self._coins(number, record, place, sampling)
         asked = self._case.request(record.request).sampling or _GREEDY
         accepted = range(round.committed, round.end)
@@ -110,13 +127,15 @@ class Samples:
         drafts = None
         if "draft_probabilities" in record.tensors:
             drafts = self._trace.tensor(number, "draft_probabilities")
+            # [S, V]: the logits of the draft's rows, of which row s proposed d[s+1]
+            layers = self._context.of(Layers).proposed_from(record.request) if self._model.mtp_layers else None
+            proposed_from = replay.growths[record.round].logits if layers is None else layers
             self._draft_probabilities(place, asked, proposed_from, drafts, round)
-        if sampling is None:
-            return False  # what a greedy request must commit depends on no coin
+        if sampling is None:  # what a greedy request must commit depends on no coin
+            return
         with self._compare.looking_away(judged != accepted):
-            self._decisions(number, record, round, parents, targets, drafts)
+            self._decisions(number, record, round, parents_of(self._case, round), targets, drafts)
         self._compare.left_out("verify.probabilities", len(accepted) - len(judged))
-        return True
 
     def _coins(self, number: int, record: Record, place: Place, sampling: Sampling | None) -> None:
         """They are coins, as they were drawn; no two rounds have the same; those of a seed are its own."""

@@ -1,4 +1,4 @@
-"""Requests with grammars: `grammar.mask` and `output.grammar`. Called by requests.py.
+"""Requests with grammars: `grammar.mask` and `output.grammar`.
 
 A mask says which tokens a forward may give, of each row whose logits a token is chosen by. A row that nothing can reach is not
 looked at: a node whose path leaves the grammar, ends it or is written as the backend does not allow, and what comes after it.
@@ -6,50 +6,79 @@ looked at: a node whose path leaves the grammar, ends it or is written as the ba
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.grammar import word
-from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.records import Record
 
-from .compare import Compare, Place
-from .model import Model
-from .replay import RequestReplay, Round
-from .request_logits import allowed, end_of, text_of
+from ..compare import Place
+from ..context import Rules
+from ..request_logits import allowed, end_of, text_of
+from ..trees import parents_of
+from . import rule, stages
 
 _MASK, _OUTPUT = "grammar.mask", "output.grammar"
 
 
-class Grammars:
+class Grammars(Rules):
     """Judges what the requests of one trace were allowed, and what they got. A recording of a server tells neither."""
 
-    def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
-        self._trace, self._compare, self._size = trace, compare, model.vocab_size
-        self._grammars = {request.id: request.grammar for request in trace.header.case.requests}
-        self._backend = trace.header.case.engine.sglang.grammar_backend
-        self._under_way = int(trace.header.engine.overlap)
+    def begin(self) -> None:
+        self._size = self._model.vocab_size
+        self._grammars = {request.id: request.grammar for request in self._case.requests}
+        self._backend = self._case.engine.sglang.grammar_backend
+        self._under_way = int(self._trace.header.engine.overlap)
         self._late = Counter[str]()  # rounds that began behind the end, by request
-        self._any = trace.header.case.constrains and model.numbers
+        self._any = self._case.constrains and self._model.numbers
 
-    def prefill(self, number: int, place: Place, replay: RequestReplay) -> None:
+    @rule(
+        "grammar.mask",
+        "3.9",
+        "A prefill, and each node of a verify whose path the grammar knows, may give the tokens that go on with the text so "
+        "far, those that end it where it is whole, and no others; of a request without a grammar, all.",
+        weights="no",
+        also=("verify",),
+    )
+    @stages("prefill")
+    def prefill(self, number: int, record: Record) -> None:
         """The one row that a prefill's token is chosen by, and the token."""
-        if self._any:
-            sent = replay.tokens[len(replay.prompt) : place.record.numbers["end"]]
-            self._masked(number, place, [sent], "after the prefill")
-            with self._compare.looking_away(replay.impossible == place.record.numbers["end"] - 1):
-                self.given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
-
-    def verify(self, number: int, place: Place, replay: RequestReplay, round: Round, parents: Sequence[int] | None) -> None:
-        """The nodes of a round, whose parents [D] these are."""
-        if not self._any or parents is None:
+        replay, end = self._replay(record), record.numbers["end"]
+        if not (self._any and record.numbers["final"] and self._has_output(record)):
             return
-        self._over(place, replay.tokens[len(replay.prompt) : round.committed + 1])
-        paths = [replay.tokens[len(replay.prompt) : round.committed + 1]]
-        for node, parent in enumerate(parents[1:], 1):
-            paths.append([*paths[parent], round.drafted[node - 1]])
-        self._masked(number, place, paths, "after node")
+        place = Place(record, "target.extend", output=True)
+        sent = replay.tokens[len(replay.prompt) : end]
+        self._masked(number, place, [sent], "after the prefill")
+        with self._compare.looking_away(replay.impossible == end - 1):
+            self._given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
+
+    @rule(
+        "output.grammar",
+        "3.9",
+        "A request with a grammar gets tokens that go on with the text so far, or end it where it is whole; one that ends it "
+        "is its last.",
+        weights="no",
+        also=("prefill", "finished"),
+    )
+    @stages("verify")
+    def verify(self, number: int, record: Record) -> None:
+        """The nodes of a round, and the tokens that it gave."""
+        if not self._any:
+            return
+        replay, round, place = self._replay(record), self._round(record), Place(record, "verify")
+        parents = parents_of(self._case, round)
+        if parents is not None:
+            self._over(place, replay.tokens[len(replay.prompt) : round.committed + 1])
+            paths = [replay.tokens[len(replay.prompt) : round.committed + 1]]
+            for node, parent in enumerate(parents[1:], 1):
+                paths.append([*paths[parent], round.drafted[node - 1]])
+            self._masked(number, place, paths, "after node")
+        judged = len(replay.allowing(range(round.committed, round.end)))
+        for n, token in enumerate(replay.tokens[round.committed + 1 : round.end + 1]):
+            sent = replay.tokens[len(replay.prompt) : round.committed + 1 + n]
+            with self._compare.looking_away(n >= judged):
+                self._given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
 
     def _over(self, place: Place, sent: list[int]) -> None:
         """No round begins behind the end of a text; under overlap one is under way when the end is seen."""
@@ -67,7 +96,7 @@ class Grammars:
                 "a further round",
             )
 
-    def given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
+    def _given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
         """A token that a forward gave, after these."""
         grammar = self._grammars[place.record.request]
         if grammar is None or not self._any or not self._compare.on(_OUTPUT):
@@ -78,11 +107,15 @@ class Grammars:
         own = f"{token}, {word(token)!r}" if word(token) else f"{token}, an end"
         self._compare.report(place, _OUTPUT, name, f"one that goes on with {text!r}, or ends it", own)
 
-    def ended(self, place: Place, committed: list[int], emitted: list[int]) -> None:
+    @stages("finished")
+    def ended(self, number: int, record: Record) -> None:
         """The token that ends a text is the last that is sent."""
-        grammar = self._grammars[place.record.request]
-        if grammar is None or not self._any or not self._compare.on(_OUTPUT):
+        grammar = self._grammars[record.request]
+        cut = record.numbers["aborted"] or record.numbers.get("otherwise")
+        if grammar is None or not self._any or cut or not self._compare.on(_OUTPUT):
             return
+        replay, emitted, place = self._replay(record), self._trace.integers(number, "tokens"), Place(record, "finished")
+        committed = replay.tokens[len(replay.prompt) :]
         end = end_of(grammar, committed)
         if end is not None and end + 1 < len(emitted):
             expected = f"{end + 1}: its last token ends the text"
@@ -113,35 +146,3 @@ class Grammars:
                 said = ("refused", "allowed") if own[token] else ("allowed", "refused")
                 self._compare.report(place, _MASK, index, *said, "" if applied else "No mask was applied.")
                 return
-
-
-# Requests that ask for what cannot be: their grammar, processor, bias and min_new_tokens together allow no token somewhere.
-#
-# No token is right there, and what comes behind it follows from whichever an engine gave. SGLang's grammar may refuse that one,
-# and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token on,
-# and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests do.
-
-
-class Impossible(NamedTuple):
-    """number: of the prefill or verify record that gave a token where none is allowed; token: which output token that is."""
-
-    number: int
-    token: int
-
-
-def impossible(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, Impossible]:
-    """By request; of those that ask for nothing impossible there is nothing."""
-    found = dict[str, Impossible]()
-    for number, record in enumerate(trace.header.records):
-        replay = replays.get(record.request)
-        if replay is None or replay.impossible is None or record.request in found:
-            continue
-        if record.stage == "prefill" and record.numbers["final"]:
-            end = record.numbers["end"]
-        elif record.stage == "verify":
-            end = replay.rounds[record.round].end
-        else:
-            continue
-        if end > replay.impossible:
-            found[record.request] = Impossible(number, replay.impossible + 1 - len(replay.prompt))
-    return found
