@@ -51,19 +51,23 @@ _DECLARED: dict[str, Rule] = {}
 def rule(
     name: str,
     section: str,
-    sentence: str,
     *,
     weights: Literal["no", "in part", "yes"],
+    sentence: str = "",
     also: tuple[str, ...] = (),
     of_layers: tuple[str, str] | None = None,
     of_plain: tuple[str, str] | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Declare a rule, by literals. also: stages beside those of the function at which another function compares for it."""
+    """Declare a rule, by literals.
+
+    sentence  that must hold: the function's docstring, where it has no other
+    also      stages beside those of the function at which another function compares for the rule
+    """
 
     def declare(function: _Function) -> _Function:
-        seen = (*getattr(function, "stages", ()), *also)
+        seen, says = (*getattr(function, "stages", ()), *also), sentence or " ".join((function.__doc__ or "").split())
         others = (Sentence(*one) if one is not None else None for one in (of_layers, of_plain))
-        _DECLARED[name] = Rule(section, sentence, weights, seen, *others)
+        _DECLARED[name] = Rule(section, says, weights, seen, *others)
         return function
 
     return declare
@@ -85,16 +89,17 @@ def catalogue() -> Mapping[str, Rule]:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
-                _declare(node.decorator_list)
+                _declare(node)
     return dict(sorted(_DECLARED.items()))
 
 
-def _declare(decorators: list[ast.expr]) -> None:
+def _declare(found: ast.FunctionDef) -> None:
     """What importing the function declares."""
 
     def function() -> None: ...
 
-    for one in reversed(decorators):
+    function.__doc__ = ast.get_docstring(found)
+    for one in reversed(found.decorator_list):
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id in ("rule", "stages"):
             named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in one.keywords}
             decorator: Callable[..., Any] = rule if one.func.id == "rule" else stages

@@ -26,17 +26,12 @@ class Events(Rules):
         self._ended = {record.request: record for record in self._records if record.stage == "finished"}
         self._seen = max(self._counts, default=-1)  # the last iteration that the trace knows to have begun
 
-    @rule(
-        "schedule.events",
-        "4",
-        "An aborted request ends within a step, one that is aborted inside a step with what that gives; a retracted one "
-        "starts again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush. No "
-        "request is aborted for want of memory that nobody else holds and that is enough for it.",
-        weights="no",
-        also=("abort", "finished"),
-    )
+    @rule("schedule.events", "4", weights="no", also=("abort", "finished"))
     @stages("end")
     def check(self) -> None:
+        """An aborted request ends within a step, one that is aborted inside a step with what that gives; a retracted one starts
+        again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush. No request is
+        aborted for want of memory that nobody else holds and that is enough for it."""
         paused = False
         for number, event in enumerate(self._case.events):
             if event.at >= self._seen:  # the run ended before its effect could show

@@ -33,17 +33,12 @@ class Grammars(Rules):
         self._late = Counter[str]()  # rounds that began behind the end, by request
         self._any = self._case.constrains and self._model.numbers
 
-    @rule(
-        "grammar.mask",
-        "3.9",
-        "A prefill, and each node of a verify whose path the grammar knows, may give the tokens that go on with the text so "
-        "far, those that end it where it is whole, and no others; of a request without a grammar, all.",
-        weights="no",
-        also=("verify",),
-    )
+    @rule("grammar.mask", "3.9", weights="no", also=("verify",))
     @stages("prefill")
     def prefill(self, number: int, record: Record) -> None:
-        """The one row that a prefill's token is chosen by, and the token."""
+        """A prefill, and each node of a verify whose path the grammar knows, may give the tokens that go on with the text so
+        far, those that end it where it is whole, and no others; of a request without a grammar, all."""
+        # The one row that a prefill's token is chosen by, and the token.
         replay, end = self._replay(record), record.numbers["end"]
         if not (self._any and record.numbers["final"] and self._has_output(record)):
             return
@@ -53,17 +48,12 @@ class Grammars(Rules):
         with self._compare.looking_away(replay.impossible == end - 1):
             self._given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
 
-    @rule(
-        "output.grammar",
-        "3.9",
-        "A request with a grammar gets tokens that go on with the text so far, or end it where it is whole; one that ends it "
-        "is its last.",
-        weights="no",
-        also=("prefill", "finished"),
-    )
+    @rule("output.grammar", "3.9", weights="no", also=("prefill", "finished"))
     @stages("verify")
     def verify(self, number: int, record: Record) -> None:
-        """The nodes of a round, and the tokens that it gave."""
+        """A request with a grammar gets tokens that go on with the text so far, or end it where it is whole; one that ends it
+        is its last."""
+        # The nodes of a round, and the tokens that it gave.
         if not self._any:
             return
         replay, round, place = self._replay(record), self._round(record), Place(record, "verify")

@@ -19,23 +19,20 @@ from .trees import Trees
 class Inputs(Rules):
     """Of every forward."""
 
-    @rule(
-        "target.inputs",
-        "3.6",
-        "The target consumes the prompt's tokens at their positions, and writes the request's own slots.",
-        weights="no",
-    )
+    @rule("target.inputs", "3.6", weights="no")
     @stages("target.extend")
     def prompt(self, number: int, record: Record) -> None:
+        """The target consumes the prompt's tokens at their positions, and writes the request's own slots."""
         replay, chunk, place = self._replay(record), self._context.chunk(number, record), Place(record, "target.extend")
         tokens, ids = replay.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
 
-    @rule("verify.inputs", "3.5", "The target verifies x[M] and the nodes of the tree, at M + their depths.", weights="no")
+    @rule("verify.inputs", "3.5", weights="no")
     @stages("draft", "target.verify")
     def nodes(self, number: int, record: Record) -> None:
+        """The target verifies x[M] and the nodes of the tree, at M + their depths."""
         round = self._round(record)
         if record.stage == "draft":
             place, tokens = Place(record, "draft"), self._trace.integers(number, "tokens")
@@ -51,15 +48,11 @@ class Inputs(Rules):
             actual = self._trace.integers(number, "positions")
             self._compare.integers(place, "verify.inputs", positions, actual, "position of node", 0)
 
-    @rule(
-        "target.hidden",
-        "2",
-        "For every committed row the target hands the draft its hidden state h[i], the one that the recipe declares.",
-        weights="yes",
-    )
+    @rule("target.hidden", "2", weights="yes")
     @stages("target.extend", "target.verify")
     def hidden(self, number: int, record: Record) -> None:
-        """What it computes for rejected nodes is garbage."""
+        """For every committed row the target hands the draft its hidden state h[i], the one that the recipe declares."""
+        # What it computes for rejected nodes is garbage.
         if record.stage == "target.extend":
             chunk = self._context.chunk(number, record)
             first, rows, place = chunk.start, [*range(len(chunk))], Place(record, "target.extend", output=True)
@@ -78,9 +71,11 @@ class Inputs(Rules):
     @rule(
         "draft.input_ids",
         "3.1-3.3",
-        "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token drafted"
-        " one step before.",
         weights="no",
+        sentence=(
+            "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token "
+            "drafted one step before."
+        ),
         also=("draft",),
         of_layers=(
             "3.7",
@@ -96,16 +91,18 @@ class Inputs(Rules):
     @rule(
         "draft.positions",
         "3.1-3.3",
-        "Row i of the draft stands at position i; draft decode step j stands at position M + j - 1.",
         weights="no",
+        sentence="Row i of the draft stands at position i; draft decode step j stands at position M + j - 1.",
         of_plain=("3.10", "Row i of the draft stands at position i; draft decode step j stands at position M + j."),
     )
     @rule(
         "draft.hidden_in",
         "3.1-3.3",
-        "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the row "
-        "that proposed its token.",
         weights="yes",
+        sentence=(
+            "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the "
+            "row that proposed its token."
+        ),
         also=("prefill", "extend"),
         of_layers=(
             "3.7",

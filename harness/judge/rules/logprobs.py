@@ -20,6 +20,7 @@ from ..compare import Place
 from ..context import Rules
 from ..replay import RequestReplay
 from . import rule, stages
+from .outputs import Answers
 
 _RULE = "output.logprobs"
 _LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
@@ -56,18 +57,14 @@ class _Said(NamedTuple):
 class Told(Rules):
     """Judges what a request was told of probabilities."""
 
-    @rule(
-        "output.logprobs",
-        "3.9",
-        "Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its "
-        "probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for "
-        "what is sent of that row's logits as the request wants them changed, divided by its temperature.",
-        weights="in part",
-    )
+    @rule("output.logprobs", "3.9", weights="in part")
     @stages("finished")
     def finished(self, number: int, record: Record) -> None:
-        """A request has ended. What it was sent of its tokens is judged elsewhere."""
-        if not self._model.numbers or record.numbers.get("dropped"):
+        """Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its
+        probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for
+        what is sent of that row's logits as the request wants them changed, divided by its temperature."""
+        # A request has ended. What it was sent of its tokens is judged elsewhere.
+        if not self._context.of(Answers).has_message(record):
             return
         request, emitted = self._case.request(record.request), self._trace.integers(number, "tokens")
         place, wanted = Place(record, "finished"), request.logprobs

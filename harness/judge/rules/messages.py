@@ -30,17 +30,13 @@ _RULE = "output.hidden"
 class Given(Rules):
     """Judges the states that requests were given."""
 
-    @rule(
-        "output.hidden",
-        "3.9",
-        "A request that asks for hidden states is given those of the target that its tokens were chosen by: for its first "
-        "token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone.",
-        weights="in part",
-    )
+    @rule("output.hidden", "3.9", weights="in part")
     @stages("finished")
     def finished(self, number: int, record: Record) -> None:
-        """A request has ended."""
-        if not self._model.numbers or record.numbers.get("dropped"):
+        """A request that asks for hidden states is given those of the target that its tokens were chosen by: for its first
+        token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone."""
+        # A request has ended.
+        if not self._context.of(Answers).has_message(record):
             return
         request, own = self._case.request(record.request), self._context.of(Answers).work_on(record.request)
         place, wanted = Place(record, "finished"), request.hidden_states
@@ -131,16 +127,12 @@ _STREAM = "output.stream"
 class Stream(Rules):
     """Judges the messages that a request was sent."""
 
-    @rule(
-        "output.stream",
-        "3.9",
-        "Each token is sent once, in order, and to the detokenizer the same; completion_tokens counts what was sent. A "
-        "streamed request is sent the tokens of each step in a message of their own.",
-        weights="no",
-    )
+    @rule("output.stream", "3.9", weights="no")
     @stages("finished")
     def finished(self, number: int, record: Record) -> None:
-        if not self._model.numbers or record.numbers.get("dropped"):
+        """Each token is sent once, in order, and to the detokenizer the same; completion_tokens counts what was sent. A
+        streamed request is sent the tokens of each step in a message of their own."""
+        if not self._context.of(Answers).has_message(record):
             return
         if "sent" not in record.tensors:
             self._compare.not_seen((_STREAM,), 1)

@@ -273,15 +273,10 @@ class Layers(Rules):
 
     # -- single forwards -------------------------------------------------------------------------------------------------
 
-    @rule(
-        "draft.runner",
-        "3.7",
-        "The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools.",
-        weights="no",
-        also=("draft.extend", "draft.extend_decode"),
-    )
+    @rule("draft.runner", "3.7", weights="no", also=("draft.extend", "draft.extend_decode"))
     def inputs(self, number: int, record: Record) -> None:
-        """Of one layer's forward."""
+        """The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools."""
+        # Of one layer's forward.
         prefills, phase = record.stage == "draft.extend", _PHASES[record.stage]
         replay, layer, place = self._replay(record), record.layer, Place(record, phase, layer=record.layer)
         # before everything else: with another layer's pool, the rows of that layer are wrong as well

@@ -56,32 +56,13 @@ class Answers(Rules):
             if record.stage in ("prefill", "verify"):
                 self._own.setdefault(record.request, []).append(record)
 
+    def has_message(self, record: Record) -> bool:
+        """Whether a request got a message with counts: one that was aborted in the queue gets another."""
+        return self._model.numbers and not record.numbers.get("dropped")
+
     def work_on(self, request: str) -> list[Record]:
         """The records of its prefills and rounds."""
         return self._own.get(request, [])
-
-    @rule(
-        "output.finish",
-        "3.9",
-        "A request ends because it has max_new_tokens tokens, at the first of its stop tokens, with its grammar's text, or by"
-        " an abort; its finish reason says which, with that length or token.",
-        weights="no",
-    )
-    @rule(
-        "output.counts",
-        "3.9",
-        "The last message of a request counts its prompt's tokens, those that it was sent, those that its first prefill found"
-        " in the prefix cache, its retractions, the rounds that gave it tokens, and the drafts that they accepted: all, and "
-        "in how many rounds how many.",
-        weights="no",
-    )
-    @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
-        """A request has ended. One that was aborted in the queue gets a message of another kind, without counts."""
-        if self._model.numbers and not record.numbers.get("dropped"):
-            emitted = self._trace.integers(number, "tokens")
-            self._finish(record, self._case.request(record.request), emitted)
-            self._counts(number, record, self.work(record, emitted), len(emitted))
 
     def _limit(self, request: Request, record: Record, emitted: list[int]) -> int:
         """How many tokens it was to have: all that it got, where it was aborted."""
@@ -132,8 +113,15 @@ class Answers(Rules):
         events = (event.at for event in case.events if event.kind == "retract")
         return case.engine.sglang.radix_cache and any(before.iteration < at <= record.iteration for at in events)
 
-    def _finish(self, record: Record, request: Request, emitted: list[int]) -> None:
+    @rule("output.finish", "3.9", weights="no")
+    @stages("finished")
+    def finish(self, number: int, record: Record) -> None:
+        """A request ends because it has max_new_tokens tokens, at the first of its stop tokens, with its grammar's text, or by
+        an abort; its finish reason says which, with that length or token."""
         numbers, place = record.numbers, Place(record, "finished")
+        if not self.has_message(record):
+            return
+        request, emitted = self._case.request(record.request), self._trace.integers(number, "tokens")
         if "finish" not in numbers:
             self._compare.not_seen((_FINISH,), 1)
             return
@@ -156,13 +144,21 @@ class Answers(Rules):
         if name and numbers[f"finish_{name}"] != value:
             self._compare.report(place, _FINISH, f"finish reason's {name}", value, numbers[f"finish_{name}"])
 
-    def _counts(self, number: int, record: Record, work: Work, emitted: int) -> None:
-        """Of an integer each, and of the histogram."""
+    @rule("output.counts", "3.9", weights="no")
+    @stages("finished")
+    def counts(self, number: int, record: Record) -> None:
+        """The last message of a request counts its prompt's tokens, those that it was sent, those that its first prefill found
+        in the prefix cache, its retractions, the rounds that gave it tokens, and the drafts that they accepted: all, and in
+        how many rounds how many."""
+        if not self.has_message(record):
+            return
+        emitted = self._trace.integers(number, "tokens")
+        work = self.work(record, emitted)
         drafts = [step.drafts for step in work.steps if step.drafts is not None]
         least, most = work.restarts
         expected = {
             "prompt_tokens": len(self._case.request(record.request).prompt),
-            "completion_tokens": emitted,
+            "completion_tokens": len(emitted),
             "cached_tokens": work.cached,
             "cached_device": work.cached - work.restored,
             "cached_host": work.restored,

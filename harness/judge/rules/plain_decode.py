@@ -29,16 +29,12 @@ class PlainDecode(Rules):
             if record.stage == "finished"
         }
 
-    @rule(
-        "output.plain",
-        "3.9",
-        "Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by "
-        "logits that count all that was sent before; and the request was sent the same one, but where penalties of a round "
-        "count nothing of the round.",
-        weights="yes",
-    )
+    @rule("output.plain", "3.9", weights="yes")
     @stages("plain")
     def said(self, number: int, record: Record) -> None:
+        """Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by
+        logits that count all that was sent before; and the request was sent the same one, but where penalties of a round
+        count nothing of the round."""
         replay, request = self._replay(record), self._case.request(record.request)
         (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")

@@ -103,17 +103,12 @@ class KeptRows(Rules):
             replay = self._replays[name]
             self._read[name] = record.iteration, self._rows.of(replay, len(replay.tokens), cached).count
 
-    @rule(
-        "radix.kept",
-        "4",
-        "The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those "
-        "of the tokens that a request was sent when it ends.",
-        weights="no",
-        also=("extend", "finished"),
-    )
+    @rule("radix.kept", "4", weights="no", also=("extend", "finished"))
     @stages("prefill")
     def prefill(self, number: int, record: Record) -> None:
-        """A chunk is over."""
+        """The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those
+        of the tokens that a request was sent when it ends."""
+        # A chunk is over.
         if not self._promised(record):
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
@@ -246,17 +241,13 @@ class Hits(Rules):
         if record.numbers["restore"]:
             self._restored |= {device for device, _ in pairs_of(self._trace, number)}
 
-    @rule(
-        "radix.hit",
-        "4",
-        "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages,"
-        " with those that its next row sees in a window, where layers keep states to where it has one, and no further than to"
-        " the row from which it wants logprobs.",
-        weights="no",
-    )
+    @rule("radix.hit", "4", weights="no")
     @stages("prefill")
     def prefill(self, number: int, record: Record) -> None:
-        """A chunk is over. If it was the first since the request was queued, it began where its hit ended."""
+        """A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages,
+        with those that its next row sees in a window, where layers keep states to where it has one, and no further than to
+        the row from which it wants logprobs."""
+        # A chunk is over. If it was the first since the request was queued, it began where its hit ended.
         before, start = self._ends.get(record.request), record.numbers["start"]
         self._ends[record.request] = record.numbers["end"]
         own = self._sessions.goes_on(record.request)

@@ -138,16 +138,12 @@ class Sessions(Rules):
         session.keeps, session.adapter = not flushed, replay.adapter
         session.spare = int(len(replay.tokens) > session.tokens)
 
-    @rule(
-        "session.rows",
-        "4",
-        "A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one "
-        "that the request before it was sent, and none of that token or behind it.",
-        weights="no",
-    )
+    @rule("session.rows", "4", weights="no")
     @stages("prefill")
     def prefill(self, _number: int, record: Record) -> None:
-        """A chunk is over: if it was the first since the request was queued, it began where the session's rows end."""
+        """A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one
+        that the request before it was sent, and none of that token or behind it."""
+        # A chunk is over: if it was the first since the request was queued, it began where the session's rows end.
         run = self._runs.get(record.request)
         if run is None:
             return

@@ -47,18 +47,13 @@ class Slots(Rules):
         self._cached = set(self._trace.integers(number, "cached"))
         self._kept = set(self._trace.integers(number, "kept")) if "kept" in record.tensors else set()
 
-    @rule(
-        "draft.slots",
-        "4",
-        "Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry changes "
-        "behind its back.",
-        weights="no",
-        also=("draft",),
-    )
+    @rule("draft.slots", "4", weights="no", also=("draft",))
     @stages("target.extend", "draft.extend", "draft.decode", "target.verify", "draft.extend_decode")
     def forward(self, number: int, record: Record) -> None:
-        """Those of draft() come before its steps: all are assigned before its first forward, and a slot that is written twice
-        shows in the row of an earlier step."""
+        """Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry changes
+        behind its back."""
+        # Those of draft() come before its steps: all are assigned before its first forward, and a slot that is written twice
+        # shows in the row of an earlier step.
         columns: Sequence[int]
         if record.stage == "draft.decode" and not (record.round < len(self._replay(record).rounds) and self._model.memory):
             return
@@ -161,18 +156,13 @@ class Slots(Rules):
             counted = ", ".join(f"{name} {count}" for name, count in parts.items())
             self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
 
-    @rule(
-        "pool.accounting",
-        "4",
-        "Free, cached and held slots, and those of sessions, are disjoint and make up the pool; a session that is closed holds "
-        "none, and after everything is done and flushed, all are free.",
-        weights="no",
-        also=("pool",),
-    )
+    @rule("pool.accounting", "4", weights="no", also=("pool",))
     @stages("iteration", "flushed")
     def account(self, number: int, record: Record) -> None:
-        """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
-        slots of windows, where layers have such."""
+        """Free, cached and held slots, and those of sessions, are disjoint and make up the pool; a session that is closed holds
+        none, and after everything is done and flushed, all are free."""
+        # Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
+        # slots of windows, where layers have such.
         place = Place(record, "iteration" if record.stage == "iteration" else "finished")
         if not self._compare.on("pool.accounting"):
             return
@@ -279,16 +269,12 @@ class Windows(Rules):
         self._cached = set(self._trace.integers(number, "cached"))
         self._rows = {key.removeprefix("request."): _of(owners == owner, slots, led) for key, owner in record.numbers.items()}
 
-    @rule(
-        "window.slots",
-        "4",
-        "A row of a layer with a window has a slot of the window's own, alone, for as long as a row to come may see it, and "
-        "gives it back when none can.",
-        weights="no",
-    )
+    @rule("window.slots", "4", weights="no")
     @stages("target.extend", "draft")
     def look(self, number: int, record: Record) -> None:
-        """A chunk is about to run, or verify to write the rows of a round."""
+        """A row of a layer with a window has a slot of the window's own, alone, for as long as a row to come may see it, and
+        gives it back when none can."""
+        # A chunk is about to run, or verify to write the rows of a round.
         if record.stage == "target.extend":
             chunk = self._context.chunk(number, record)
             self._prefilled[record.request] = record.round

@@ -30,17 +30,12 @@ class States(Rules):
     def begin(self) -> None:
         self._owned: dict[str, int] = {}
 
-    @rule(
-        "state.slots",
-        "4",
-        "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "
-        "make up the pool, and all are free after the flush.",
-        weights="no",
-        also=("prefill", "extend", "iteration", "flushed"),
-    )
+    @rule("state.slots", "4", weights="no", also=("prefill", "extend", "iteration", "flushed"))
     @stages("batch")
     def batch(self, number: int, record: Record) -> None:
-        """No two requests have one slot."""
+        """A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and
+        make up the pool, and all are free after the flush."""
+        # No two requests have one slot.
         if "states" not in record.tensors:
             return
         names = sorted(record.numbers, key=record.numbers.__getitem__)
@@ -56,36 +51,38 @@ class States(Rules):
                 return
             taken[slot] = name
 
-    @rule(
-        "target.state",
-        "3.11",
-        "After a commit the state of each layer that keeps one is the recurrence over x[0..i], i the last committed row: after "
-        "verify that of the last accepted node.",
-        weights="yes",
-    )
-    @rule(
-        "target.conv",
-        "3.11",
-        "After a commit the inputs that a layer's convolution keeps are those of the last committed rows, the newest last, "
-        "and 0 before the first.",
-        weights="yes",
-    )
+    @rule("target.state", "3.11", weights="yes")
     @stages("prefill", "extend")
-    def committed(self, number: int, record: Record) -> None:
-        """What is kept of a request after its last row was committed, where its forwards look for it."""
-        replay, phase = self._replay(record), _PHASES[record.stage]
-        last = (record.numbers["end"] if record.stage == "prefill" else self._round(record).end) - 1
-        if replay.kept is None or (record.stage == "prefill" and not self._has_output(record)):
+    def state(self, number: int, record: Record) -> None:
+        """After a commit the state of each layer that keeps one is the recurrence over x[0..i], i the last committed row: after
+        verify that of the last accepted node."""
+        kept, place, last = self._kept(record), Place(record, _PHASES[record.stage]), self._last(record)
+        if kept is None:
             return
-        place, own = Place(record, phase), self._owned.get(record.request, -1)
-        slots = self._trace.integers(number, "state_slots")
-        self._compare.integers(
-            place, _SLOTS, [own, own], slots, "slot of the states: the request's, and that of its row, entry", 0
-        )
-        if not 0 <= last < len(replay.kept[0]):  # what was committed has no reference, which another rule says
-            return
-        found = self._trace.array(number, "target_state"), self._trace.array(number, "target_conv")
-        self._kept(found, place, ("target.state", "target.conv"), "", replay.kept, last)
+        slots, own = self._trace.integers(number, "state_slots"), self._owned.get(record.request, -1)
+        name = "slot of the states: the request's, and that of its row, entry"
+        self._compare.integers(place, _SLOTS, [own, own], slots, name, 0)
+        if 0 <= last < len(kept[0]):  # else what was committed has no reference, which another rule says
+            found = self._trace.array(number, "target_state")
+            self._states(place, "target.state", "", found, kept[0][last], last)
+
+    @rule("target.conv", "3.11", weights="yes")
+    @stages("prefill", "extend")
+    def inputs(self, number: int, record: Record) -> None:
+        """After a commit the inputs that a layer's convolution keeps are those of the last committed rows, the newest last, and
+        0 before the first."""
+        kept, last = self._kept(record), self._last(record)
+        if kept is not None and 0 <= last < len(kept[1]):
+            place, found = Place(record, _PHASES[record.stage]), self._trace.array(number, "target_conv")
+            self._inputs(place, "target.conv", "", found, kept[1][last], last)
+
+    def _last(self, record: Record) -> int:
+        """The last row that was committed."""
+        return (record.numbers["end"] if record.stage == "prefill" else self._round(record).end) - 1
+
+    def _kept(self, record: Record) -> tuple[Array, Array] | None:
+        """What the reference keeps after each row of a request; None: there is nothing to compare with it."""
+        return self._replay(record).kept if record.stage == "extend" or self._has_output(record) else None
 
     @stages("cached")
     def cached(self, number: int, record: Record) -> None:
@@ -97,28 +94,22 @@ class States(Rules):
         kept = [self._trace.array(number, f"cached_{part}") for part in ("state", "conv")]
         for n, end in enumerate(self._trace.integers(number, "cached_ends")):
             if end <= len(replay.kept[0]):
-                self._kept((kept[0][n], kept[1][n]), place, ("state.tracked", "state.tracked"), "cached ", replay.kept, end - 1)
+                self._states(place, "state.tracked", "cached ", kept[0][n], replay.kept[0][end - 1], end - 1)
+                self._inputs(place, "state.tracked", "cached ", kept[1][n], replay.kept[1][end - 1], end - 1)
 
-    def _kept(
-        self, found: tuple[Array, Array], place: Place, rules: tuple[str, str], word: str, kept: tuple[Array, Array], last: int
-    ) -> None:
-        """The state and the convolution's inputs after row `last`, as they were found."""
-        states, windows = (rows[last] for rows in kept)  # [L, N, W, D], [L, C, K-1]
-        heads, width = states.shape[1], windows.shape[2]
-        self._compare.floats(
-            place,
-            rules[0],
-            _rows(states, 2),
-            _rows(found[0], 2),
-            lambda n: f"{word}state after row {last}, layer with a state {n // heads}, head {n % heads}",
-        )
-        self._compare.floats(
-            place,
-            rules[1],
-            _rows(windows.swapaxes(1, 2), 2),
-            _rows(found[1].swapaxes(1, 2), 2),
-            lambda n: f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}",
-        )
+    def _states(self, place: Place, rule: str, word: str, found: Array, states: Array, last: int) -> None:
+        """States [L, N, W, D] after row `last`."""
+        name, heads = f"{word}state after row {last}, layer with a state", states.shape[1]
+        self._compare.floats(place, rule, _rows(states), _rows(found), lambda n: f"{name} {n // heads}, head {n % heads}")
+
+    def _inputs(self, place: Place, rule: str, word: str, found: Array, windows: Array, last: int) -> None:
+        """The inputs of convolutions [L, C, K-1] after row `last`."""
+        width, expected, actual = windows.shape[2], windows.swapaxes(1, 2), found.swapaxes(1, 2)
+
+        def name(n: int) -> str:
+            return f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}"
+
+        self._compare.floats(place, rule, _rows(expected), _rows(actual), name)
 
     @stages("iteration", "flushed")
     def account(self, number: int, record: Record) -> None:
@@ -147,9 +138,9 @@ class States(Rules):
                 return
 
 
-def _rows(kept: Array, leading: int) -> Array:
-    """What is kept as rows with a magnitude of their own: the first dimensions are their number."""
-    return np.ascontiguousarray(kept).reshape(int(np.prod(kept.shape[:leading])), -1)
+def _rows(kept: Array) -> Array:
+    """What is kept as rows with a magnitude of their own: the first two dimensions are their number."""
+    return np.ascontiguousarray(kept).reshape(kept.shape[0] * kept.shape[1], -1)
 
 
 # Which states the prefix cache is handed, and that it is handed them: `state.tracked`.
@@ -230,18 +221,13 @@ class TrackedStates(Rules):
             self._may.setdefault(record.request, set()).add(row)
             self._passed.setdefault(record.request, []).append(row)
 
-    @rule(
-        "state.tracked",
-        "3.11",
-        "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is "
-        "handed those after the last step of a chunk that begins with a page, and when a request ends those after the last "
-        "row on the grid that its rounds passed.",
-        weights="yes",
-        also=("cached", "finished"),
-    )
+    @rule("state.tracked", "3.11", weights="yes", also=("cached", "finished"))
     @stages("iteration")
     def look(self, number: int, record: Record) -> None:
-        """An iteration begins: what the cache was handed in the one before."""
+        """The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is
+        handed those after the last step of a chunk that begins with a page, and when a request ends those after the last row
+        on the grid that its rounds passed."""
+        # An iteration begins: what the cache was handed in the one before.
         if not self.on:
             return
         given_up, self._given_up = self._given_up, record.numbers["state_given_up"]
@@ -350,6 +336,4 @@ _PARTS = ("a state", "inputs of a convolution")
 
 def _flat(kept: Array) -> Array:
     """What is kept of a row as rows with a magnitude of their own: states [L, N, W, D] by head, windows [L, C, K-1] by row."""
-    if kept.ndim == 3:
-        kept = kept.swapaxes(1, 2)
-    return np.ascontiguousarray(kept).reshape(kept.shape[0] * kept.shape[1], -1)
+    return _rows(kept.swapaxes(1, 2) if kept.ndim == 3 else kept)

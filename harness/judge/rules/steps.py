@@ -30,30 +30,24 @@ class Steps(Rules):
         self._ran: list[int] = []  # iterations of decode batches
         self._fed = 0
 
-    @rule(
-        "steps.chosen",
-        "3.12",
-        "With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the size "
-        "of its batch.",
-        weights="no",
-    )
-    @rule(
-        "steps.parts",
-        "3.12",
-        "In a round with adaptive steps every part of the worker goes by the same number of draft steps.",
-        weights="no",
-    )
+    @rule("steps.chosen", "3.12", weights="no")
     @stages("steps")
-    def round(self, number: int, record: Record) -> None:
-        """A decode batch is about to be verified: what each part of the worker says."""
+    def chosen(self, number: int, record: Record) -> None:
+        """With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the size
+        of its batch."""
         if self._policy is None:
             raise ValueError("a round's number of steps was recorded, and the case has no adaptive steps")
         place, batch = Place(record, "draft", step=-1), self._verified.get(record.iteration, [])
+        if batch:
+            due, steps = self._policy.of(self._padded(len(batch))).steps, self._trace.integers(number, "steps")
+            self._compare.integers(place, _CHOSEN, [due], steps[:1], f"draft steps of a batch of {len(batch)}, round", 0)
+
+    @rule("steps.parts", "3.12", weights="no")
+    @stages("steps")
+    def parts(self, number: int, record: Record) -> None:
+        """In a round with adaptive steps every part of the worker goes by the same number of draft steps."""
         said = {"steps": self._trace.integers(number, "steps"), "nodes": self._trace.integers(number, "nodes")}
         steps = said["steps"][0]
-        if batch:
-            chosen = self._policy.of(self._padded(len(batch))).steps
-            self._compare.integers(place, _CHOSEN, [chosen], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
         wrong = [
             (f"{kind} by {name}", right, value)
             for names, kind, right in ((STEPS_OF, "steps", steps), (NODES_OF, "nodes", steps + 1))
@@ -61,25 +55,23 @@ class Steps(Rules):
             if value not in (right, -1)
         ]
         if self._compare.on(_PARTS) and wrong:
-            name, expected, value = wrong[0]
-            self._compare.report(place, _PARTS, name, expected, value)
-        behind = len(self._ran) - self._fed
+            self._compare.report(Place(record, "draft", step=-1), _PARTS, *wrong[0])
+
+    @stages("steps")
+    def begun(self, _number: int, record: Record) -> None:
+        """A decode batch begins: what the choice was told by then."""
+        behind, place = len(self._ran) - self._fed, Place(record, "draft", step=-1)
         if behind > self._late and self._compare.on(_FED):
             least = f"those of {len(self._ran) - self._late} batches at least"
             self._compare.report(place, _FED, "accepted drafts that the choice was told", least, f"those of {self._fed}")
         self._ran.append(record.iteration)
 
-    @rule(
-        "steps.fed",
-        "3.12",
-        "The choice of steps is told the accepted drafts of each decode batch once, in order, before the next one begins; with "
-        "overlap, before the one after that.",
-        weights="no",
-        also=("steps", "flushed"),
-    )
+    @rule("steps.fed", "3.12", weights="no", also=("steps", "flushed"))
     @stages("fed")
     def fed(self, number: int, record: Record) -> None:
-        """The choice is told what a batch accepted: the first of those that it was not told of yet."""
+        """The choice of steps is told the accepted drafts of each decode batch once, in order, before the next one begins; with
+        overlap, before the one after that."""
+        # The choice is told what a batch accepted: the first of those that it was not told of yet.
         place, told = Place(record, "iteration"), self._trace.integers(number, "correct")
         if self._fed >= len(self._ran):
             if self._compare.on(_FED):

@@ -19,17 +19,18 @@ _NEVER = "no row: its token was never committed"
 class Stored(Rules):
     """Of every request, and of the prefix cache."""
 
-    @rule(
-        "target.kv",
-        "3.6",
-        "The target's stored row i is a function of x[0..i] alone, for every committed position.",
-        weights="yes",
-        also=("cached",),
-    )
+    # KV rows that were written, or written over, since the last boundary.
+
+    @rule("target.kv", "3.6", weights="yes", also=("cached",))
+    @stages("prefill", "extend")
+    def target(self, number: int, record: Record) -> None:
+        """The target's stored row i is a function of x[0..i] alone, for every committed position."""
+        if self._model.numbers and self._has_rows(record):
+            self._stored_in("target", number, Place(record, _PHASES[record.stage][0]), self._replay(record).stored["target"])
+
     @rule(
         "draft.kv",
         "3.1",
-        "The draft's stored row i is a function of x[0..i+1] alone, for every committed position.",
         weights="in part",
         also=("cached",),
         of_layers=(
@@ -41,17 +42,18 @@ class Stored(Rules):
         of_plain=("3.10", "The draft's stored row i is a function of x[0..i] alone, for every committed position."),
     )
     @stages("prefill", "extend")
-    def written(self, number: int, record: Record) -> None:
-        """KV rows that were written, or written over, since the last boundary."""
-        replay, (of_target, of_draft) = self._replay(record), _PHASES[record.stage]
-        if self._model.numbers and record.stage == "prefill" and not self._has_output(record):
+    def draft(self, number: int, record: Record) -> None:
+        """The draft's stored row i is a function of x[0..i+1] alone, for every committed position."""
+        numbers = self._model.numbers
+        if numbers and not self._has_rows(record):
             return
-        if self._model.numbers:
-            self._stored_in("target", number, Place(record, of_target), replay.stored["target"])
         if self._model.mtp_layers:
             self._context.of(Layers).extended(number, record)
-        elif self._model.numbers and self._model.memory:
-            self._stored_in("draft", number, Place(record, of_draft), replay.stored["draft"])
+        elif numbers and self._model.memory:
+            self._stored_in("draft", number, Place(record, _PHASES[record.stage][1]), self._replay(record).stored["draft"])
+
+    def _has_rows(self, record: Record) -> bool:
+        return record.stage == "extend" or self._has_output(record)
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
         at = self._trace.array(number, f"{part}_rows")

@@ -45,19 +45,13 @@ class Trees(Rules):
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
         self._begins: set[str] = set()  # requests that were prefilled, and have had no round since
 
-    @rule(
-        "draft.proposal",
-        "3.3",
-        "Each row proposes the topk tokens of its largest logits, best first.",
-        weights="in part",
-        also=("draft", "draft.decode", "verify"),
-    )
+    @rule("draft.proposal", "3.3", weights="in part", also=("draft", "draft.decode", "verify"))
     @stages("prefill", "extend")
     def extended(self, number: int, record: Record) -> None:
-        """What the last committed row M-1 proposes, and the hidden state that goes with it.
-
-        A plain language model proposes from row M, which draft decode begins with: what an extend proposes must not be used.
-        A draft without a memory begins with it, too."""
+        """Each row proposes the topk tokens of its largest logits, best first."""
+        # What the last committed row M-1 proposes, and the hidden state that goes with it. A plain language model proposes from
+        # row M, which draft decode begins with: what an extend proposes must not be used. A draft without a memory begins with
+        # it, too.
         prefill, model = record.stage == "prefill", self._model
         if prefill:
             self._begins.add(record.request)
@@ -78,56 +72,17 @@ class Trees(Rules):
                 self._compare.row(place, "draft.hidden_in", rows.hidden[row : row + 1], hidden, index)
             self._root(number, place, rows, row)
 
-    @rule(
-        "draft.scratch_kv",
-        "3.3",
-        "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2.",
-        weights="yes",
-        of_plain=(
-            "3.10",
-            "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-1.",
-        ),
-    )
-    @rule(
-        "tree.parents",
-        "3.4",
-        "A frontier holds the topk best candidates of its depth, best first, and each node has a node for a parent.",
-        weights="in part",
-    )
-    @rule(
-        "tree.tokens",
-        "3.4",
-        "The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers.",
-        weights="in part",
-    )
-    @rule("tree.positions", "3.4", "Node n of the verify tree stands at position M + its depth.", weights="no")
-    @rule("tree.mask", "3.4", "A node sees the committed prefix, its own ancestors and itself.", weights="no")
-    @rule(
-        "tree.retrieve",
-        "3.4",
-        "The links of each node lead to its first child and to its parent's next child.",
-        weights="no",
-    )
     @stages("draft")
-    def draft(self, number: int, record: Record) -> None:
-        """The tree that draft() returned, from what draft decode left to the masks."""
-        round, replay = self._round(record), self._replay(record)
-        begins = record.request in self._begins
+    def drafted(self, number: int, record: Record) -> None:
+        """draft() has returned a tree."""
+        round, begins = self._round(record), record.request in self._begins
         self._begins.discard(record.request)
         if record.numbers.get("undrafted"):
             self._undrafted(record, round, begins=begins)
         elif self._model.mtp_layers:
             self._context.of(Layers).drafted(Place(record, "draft"), round)
-        else:
-            if record.numbers.get("in_graph"):
-                draft_decode_in_graph(self._trace, self._compare, self.consumed, number, round)
-            if not self._model.numbers:
-                self._grown_by_tokens(record, round)
-            else:
-                if self._model.memory:
-                    self._scratch_rows(number, replay, round)
-                self._grown(number, record, replay, round)
-        self._shape(number, record, round)
+        elif record.numbers.get("in_graph"):
+            draft_decode_in_graph(self._trace, self._compare, self.consumed, number, round)
 
     def _undrafted(self, record: Record, round: Round, *, begins: bool) -> None:
         """A tree that nobody drafted: a pipeline's last stage drafts when a round is over, and so for none that begins."""
@@ -138,9 +93,25 @@ class Trees(Rules):
         nodes = counted if round.drafted == counted else [0] * len(counted)
         self._compare.integers(place, "verify.inputs", nodes, round.drafted, "node", 1)
 
-    def _scratch_rows(self, number: int, replay: RequestReplay, round: Round) -> None:
-        """What draft decode left in the slots that it borrowed."""
-        record = self._records[number]
+    def _decoded(self, record: Record) -> bool:
+        """Whether the tree is of draft decode: layers draft in their extend."""
+        return not (record.numbers.get("undrafted") or self._model.mtp_layers)
+
+    @rule(
+        "draft.scratch_kv",
+        "3.3",
+        weights="yes",
+        of_plain=(
+            "3.10",
+            "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-1.",
+        ),
+    )
+    @stages("draft")
+    def scratch(self, number: int, record: Record) -> None:
+        """When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2."""
+        if not (self._decoded(record) and self._model.numbers and self._model.memory):
+            return
+        replay, round = self._replay(record), self._round(record)
         committed, growth = round.committed, replay.growths[record.round]
         if "hole_kv" in record.tensors:
             self._holes(number, Place(record, "draft"), replay, round)
@@ -220,8 +191,16 @@ class Trees(Rules):
         frontier = round.expanded[(step - 1) * topk : step * topk]
         return [known.get(candidate, token) for candidate, token in zip(frontier, ids, strict=False)]
 
-    def _grown(self, number: int, record: Record, replay: RequestReplay, round: Round) -> None:
-        """Its proposals and choices."""
+    @rule("tree.tokens", "3.4", weights="in part")
+    @stages("draft")
+    def chosen(self, number: int, record: Record) -> None:
+        """The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers."""
+        replay, round = self._replay(record), self._round(record)
+        if not self._decoded(record):
+            return
+        if not self._model.numbers:
+            self._grown_by_tokens(record, round)
+            return
         self._proposals(record, replay, round)
         if self._case.topk > 1:
             self._choices(record, replay, round)
@@ -249,25 +228,36 @@ class Trees(Rules):
         if self._ascends(record, round):
             self._nodes_are_candidates(record, round)
 
-    def _shape(self, number: int, record: Record, round: Round) -> None:
-        """What follows from who is whose parent: positions, masks and links."""
-        place = Place(record, "draft", round.steps)
-        parents = parents_of(self._case, round)
-        if parents is None:
-            if self._compare.on("tree.parents"):
-                expected = f"{round.nodes - 1} candidates, the parent of each among them"
-                self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
-            return
-        shape = _shape(parents)
-        positions = [round.committed + depth for depth in shape.depths]
-        self._same(place, "tree.positions", positions, number, "positions", "position of node")
-        self._mask(number, place, shape.mask)
-        self._same(place, "tree.retrieve", list(range(len(parents))), number, "retrieve_index", "index of node")
-        self._same(place, "tree.retrieve", shape.first, number, "next_token", "first child of node")
-        self._same(place, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
+    @rule("tree.parents", "3.4", weights="in part")
+    @stages("draft")
+    def parents(self, _number: int, record: Record) -> None:
+        """A frontier holds the topk best candidates of its depth, best first, and each node has a node for a parent."""
+        round = self._round(record)
+        if parents_of(self._case, round) is None and self._compare.on("tree.parents"):
+            place = Place(record, "draft", round.steps)
+            expected = f"{round.nodes - 1} candidates, the parent of each among them"
+            self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
 
-    def _mask(self, number: int, place: Place, exact: list[list[bool]]) -> None:
-        record = place.record
+    def _shape(self, record: Record) -> _Shape | None:
+        """What follows from who is whose parent."""
+        parents = parents_of(self._case, self._round(record))
+        return None if parents is None else _shape(parents)
+
+    @rule("tree.positions", "3.4", weights="no")
+    @stages("draft")
+    def positions(self, number: int, record: Record) -> None:
+        """Node n of the verify tree stands at position M + its depth."""
+        if (shape := self._shape(record)) is not None:
+            expected = [self._round(record).committed + depth for depth in shape.depths]
+            self._same(record, "tree.positions", expected, number, "positions", "position of node")
+
+    @rule("tree.mask", "3.4", weights="no")
+    @stages("draft")
+    def mask(self, number: int, record: Record) -> None:
+        """A node sees the committed prefix, its own ancestors and itself."""
+        if (shape := self._shape(record)) is None:
+            return
+        place, exact = Place(record, "draft", self._round(record).steps), shape.mask
         if "mask" not in record.tensors and not self._model.numbers:  # a server's backend may need none of a chain
             self._compare.not_seen(("tree.mask",), 1)
             return
@@ -281,7 +271,17 @@ class Trees(Rules):
             exact_row, own_row = (list(map(int, rows[node])) for rows in (exact, mask))
             self._compare.integers(place, "tree.mask", exact_row, own_row, f"mask of node {node}, node", 0)
 
-    def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
+    @rule("tree.retrieve", "3.4", weights="no")
+    @stages("draft")
+    def links(self, number: int, record: Record) -> None:
+        """The links of each node lead to its first child and to its parent's next child."""
+        if (shape := self._shape(record)) is not None:
+            self._same(record, "tree.retrieve", [*range(len(shape.first))], number, "retrieve_index", "index of node")
+            self._same(record, "tree.retrieve", shape.first, number, "next_token", "first child of node")
+            self._same(record, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
+
+    def _same(self, record: Record, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
+        place = Place(record, "draft", self._round(record).steps)
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
 
     def _proposals(self, record: Record, replay: RequestReplay, round: Round) -> None:

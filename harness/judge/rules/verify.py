@@ -14,23 +14,11 @@ from .sampling import Samples
 class Verify(Rules):
     """Judges the choices of tokens of one trace."""
 
-    @rule(
-        "verify.accept",
-        "3.5",
-        "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus. "
-        "Where a request samples, its coins say which child and which bonus, and tokens have the target's distribution.",
-        weights="in part",
-        also=("extend",),
-    )
-    @rule(
-        "commit.path",
-        "3.6",
-        "The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden states.",
-        weights="in part",
-        also=("extend",),
-    )
+    @rule("verify.accept", "3.5", weights="in part", also=("extend",))
     @stages("verify")
     def accept(self, number: int, record: Record) -> None:
+        """Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus.
+        Where a request samples, its coins say which child and which bonus, and tokens have the target's distribution."""
         replay, round = self._replay(record), self._round(record)
         rows, decided = range(round.committed, round.end), replay.tokens[round.committed + 1 : round.end + 1]
         if self._model.numbers:
@@ -63,11 +51,20 @@ class Verify(Rules):
         # a chain's tokens are in front as they are; a tree's are moved there
         front, predicted = "verify.accept" if self._case.topk == 1 else "commit.path", self._trace.integers(number, "predicted")
         self._compare.integers(place, front, decided[:kept], predicted, "committed token", 0)
-        if "path_hidden" in record.tensors:
-            hidden = self._trace.array(number, "path_hidden")
-            expected = self._replay(record).target.hidden[round.committed : round.committed + len(hidden)]
+
+    @rule("commit.path", "3.6", weights="in part", also=("extend",))
+    @stages("verify")
+    def path(self, number: int, record: Record) -> None:
+        """The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden
+        states."""
+        if "path_hidden" not in record.tensors:
+            return
+        replay, round, hidden = self._replay(record), self._round(record), self._trace.array(number, "path_hidden")
+        expected = replay.target.hidden[round.committed : round.committed + len(hidden)]
+        place, rows = Place(record, "verify", len(self._trace.integers(number, "predicted"))), range(round.committed, round.end)
+        with self._compare.looking_away(replay.allowing(rows) != rows):
             self._compare.floats(
-                Place(record, "verify", len(predicted)),
+                place,
                 "commit.path",
                 expected,
                 hidden[: len(expected)],
@@ -79,16 +76,11 @@ class Verify(Rules):
         place, end = Place(record, "draft.extend_decode"), self._round(record).end
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
 
-    @rule(
-        "output.tokens",
-        "3.9",
-        "The emitted tokens equal plain greedy decoding of the target, up to the finished length.",
-        weights="in part",
-        also=("finished",),
-    )
+    @rule("output.tokens", "3.9", weights="in part", also=("finished",))
     @stages("prefill")
     def first(self, number: int, record: Record) -> None:
-        """The token that a prompt's last chunk gives."""
+        """The emitted tokens equal plain greedy decoding of the target, up to the finished length."""
+        # The token that a prompt's last chunk gives.
         replay, end = self._replay(record), record.numbers["end"]
         if not (record.numbers["final"] and self._has_output(record)):
             return
