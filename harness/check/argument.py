@@ -7,10 +7,10 @@ from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Verdict, View
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import Provenance, find_provenance
-from eagletwin.harness.judge.rules import sentence_of
+from eagletwin.harness.judge.rules import catalogue, sentence_of
 from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
 # The draft tree of a divergence as text, with the nodes that it is about marked.
@@ -180,7 +180,7 @@ def _excuses(verdict: Verdict) -> list[str]:
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:
     """What hides numbers in this mode."""
-    if unseen.keys() <= SAID:
+    if all(catalogue()[rule].stages == ("finished",) for rule in unseen):  # what a message says
         return "this SGLang does not send them, or the trace is older than the rule"
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
     return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") else drawn

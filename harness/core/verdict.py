@@ -1,7 +1,6 @@
 """What the judge says: a verdict, and each divergence as something that can be argued about.
 
-A verdict is `equal`, `diverged` or `unknown`; unknown is never a pass. RULES names everything that is checked, with the
-sentence of DESIGN that it enforces. Kept apart from the judge so that rules and entries can be named before torch is imported.
+A verdict is `equal`, `diverged` or `unknown`; unknown is never a pass. judge/rules/ declares everything that is checked.
 """
 
 from typing import Literal
@@ -15,10 +14,6 @@ View = Literal["slot_layout", "true_tree", "last_fed", "committed", "shifted"]
 # As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
 # And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
 DECLARED_VIEW: View = "slot_layout"
-
-
-# Rules of what is said of a request; a number that a release does not say is not seen.
-SAID = frozenset({"output.finish", "output.counts", "output.stream", "output.logprobs", "output.hidden"})
 
 
 class Divergence(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import View
 
 from .bounds import FLOAT32, bounds_of
-from .compare import Compare
+from .compare import PHASE_OF, Compare, Place
 from .model import model_of
 from .replay import RequestReplay, Round, impossible_requests
 
@@ -86,6 +86,10 @@ class Rules:
 
     def _round(self, record: Record) -> Round:
         return self._context.round(record)
+
+    def _place(self, record: Record, step: int = 0, *, output: bool = False, layer: int = 0) -> Place:
+        """Where the numbers of a record stand that its own stage made."""
+        return Place(record, PHASE_OF[record.stage], step, output, layer)
 
     def _has_output(self, record: Record) -> bool:
         """Whether the reference has rows of a prefill's request, and a token behind the chunk. Without them nothing that comes

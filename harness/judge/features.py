@@ -8,7 +8,7 @@ import torch
 
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sampling import target_distribution
 
@@ -41,9 +41,8 @@ class Evidence:
         self.prefills, self.verified = self.of("prefill"), self.of("verify")
         self.chunks = [record for record in self.prefills if not record.numbers["final"]]
         # accept length and steps of each round
-        self.accepted = [
-            (record.numbers["accept_len"], record.numbers.get("steps", self.case.num_steps)) for record in self.verified
-        ]
+        steps = [record.numbers.get("steps", self.case.num_steps) for record in self.verified]
+        self.accepted = list(zip(accept_lengths(self.verified), steps, strict=True))
         self.switches = _switches(self.verified)
         batches: dict[int, set[str]] = {}
         for record in self.verified:

@@ -19,34 +19,12 @@ from msgspec.structs import replace
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import EngineInfo, Header, Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Divergence
 from eagletwin.harness.families import RECIPES
 
-from .compare import Findings, Phase, Place, order_of
+from .compare import PHASE_OF, Findings, Place, divergence_of, order_of
 
 _RULE = "ranks.agree"
 
-# The phase in which what a record holds was made. A forward and what it left have the same.
-_PHASES: dict[str, Phase] = {
-    "iteration": "iteration",
-    "batch": "iteration",
-    "target.extend": "target.extend",
-    "draft.extend": "draft.extend",
-    "prefill": "draft.extend",
-    "draft.decode": "draft",
-    "draft": "draft",
-    "target.verify": "target.verify",
-    "verify": "verify",
-    "draft.extend_decode": "draft.extend_decode",
-    "extend": "draft.extend_decode",
-    "finished": "finished",
-    "cached": "finished",
-    "flushed": "finished",
-    "steps": "draft",
-    "fed": "iteration",
-    "read": "iteration",
-    "pool": "iteration",
-}
 _ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep
 _OF_EACH = ("iteration", "finished", "cached", "flushed")  # records that each stage of a pipeline makes
 _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first
@@ -204,19 +182,7 @@ def _integers(
 def _report(trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
     # what draft() and verify leave comes after all their steps
     step = record.step if record.stage == "draft.decode" else _LAST if record.stage in ("draft", "verify") else 0
-    place = Place(record, _PHASES[record.stage], step, True, record.layer)
+    place = Place(record, PHASE_OF[record.stage], step, True, record.layer)
     requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
-    divergence = Divergence(
-        rule=_RULE,
-        request=record.request,
-        round=record.round,
-        stage=record.stage,
-        step=record.step,
-        layer=record.layer,
-        rank=rank,
-        iteration=record.iteration,
-        index=index,
-        expected=expected,
-        actual=actual,
-    )
+    divergence = divergence_of(record, _RULE, index, expected, actual, rank=rank)
     findings.divergences.append(((*order_of(place, requests), _LAST, rank), divergence))

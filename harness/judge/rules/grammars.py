@@ -38,7 +38,6 @@ class Grammars(Rules):
     def prefill(self, number: int, record: Record) -> None:
         """A prefill, and each node of a verify whose path the grammar knows, may give the tokens that go on with the text so
         far, those that end it where it is whole, and no others; of a request without a grammar, all."""
-        # The one row that a prefill's token is chosen by, and the token.
         replay, end = self._replay(record), record.numbers["end"]
         if not (self._any and record.numbers["final"] and self._has_output(record)):
             return
@@ -53,7 +52,6 @@ class Grammars(Rules):
     def verify(self, number: int, record: Record) -> None:
         """A request with a grammar gets tokens that go on with the text so far, or end it where it is whole; one that ends it
         is its last."""
-        # The nodes of a round, and the tokens that it gave.
         if not self._any:
             return
         replay, round, place = self._replay(record), self._round(record), Place(record, "verify")

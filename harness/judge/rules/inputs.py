@@ -55,18 +55,17 @@ class Inputs(Rules):
         # What it computes for rejected nodes is garbage.
         if record.stage == "target.extend":
             chunk = self._context.chunk(number, record)
-            first, rows, place = chunk.start, [*range(len(chunk))], Place(record, "target.extend", output=True)
+            first, rows = chunk.start, [*range(len(chunk))]
         else:
             round = self._round(record)
             first, rows = round.committed, [node for node in round.path if 0 <= node <= len(round.drafted)]
-            place = Place(record, "target.verify", output=True)
         target = self._replay(record).target_rows
         if target is None or "hidden_out" not in record.tensors:  # the forward never returned
             return
         rows = rows[: len(target.hidden) - first]
         expected = target.hidden[first : first + len(rows)]
         hidden = self._trace.array(number, "hidden_out")[np.array(rows, np.int64)]
-        self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
+        self._compare.floats(self._place(record, output=True), "target.hidden", expected, hidden, lambda n: f"row {first + n}")
 
     @rule(
         "draft.input_ids",
@@ -125,10 +124,10 @@ class Inputs(Rules):
                 why = (
                     f"The chunk ends at {tail + 1} and is not the last: its tail row {tail} must consume the next prompt token."
                 )
-            self._rows(number, Place(record, "draft.extend"), chunk, why)
+            self._rows(number, self._place(record), chunk, why)
         else:
             round = self._round(record)
-            self._rows(number, Place(record, "draft.extend_decode"), range(round.committed, round.end))
+            self._rows(number, self._place(record), range(round.committed, round.end))
 
     def _rows(self, number: int, place: Place, rows: range, why: str = "") -> None:
         """Of committed draft rows: row i consumes (x[i+1], h[i]) at position i; of a plain language model, x[i]."""

@@ -63,7 +63,6 @@ class Told(Rules):
         """Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its
         probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for
         what is sent of that row's logits as the request wants them changed, divided by its temperature."""
-        # A request has ended. What it was sent of its tokens is judged elsewhere.
         if not self._context.of(Answers).has_message(record):
             return
         request, emitted = self._case.request(record.request), self._trace.integers(number, "tokens")

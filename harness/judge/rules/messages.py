@@ -35,7 +35,6 @@ class Given(Rules):
     def finished(self, number: int, record: Record) -> None:
         """A request that asks for hidden states is given those of the target that its tokens were chosen by: for its first
         token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone."""
-        # A request has ended.
         if not self._context.of(Answers).has_message(record):
             return
         request, own = self._case.request(record.request), self._context.of(Answers).work_on(record.request)

@@ -19,7 +19,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
-from ..compare import Phase, Place
+from ..compare import Place
 from ..context import Rules
 from ..ranks import heads
 from ..replay import RequestReplay, Round, recorded_rows, reference_heads, stored_rows
@@ -147,14 +147,6 @@ class LayerRowStore:
         return of_layers
 
 
-_PHASES: dict[str, Phase] = {
-    "draft.extend": "draft.extend",
-    "prefill": "draft.extend",
-    "draft.extend_decode": "draft.extend_decode",
-    "extend": "draft.extend_decode",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Extend:
     """One extend of one request, all layers.
@@ -276,12 +268,11 @@ class Layers(Rules):
     @rule("draft.runner", "3.7", weights="no", also=("draft.extend", "draft.extend_decode"))
     def inputs(self, number: int, record: Record) -> None:
         """The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools."""
-        # Of one layer's forward.
-        prefills, phase = record.stage == "draft.extend", _PHASES[record.stage]
-        replay, layer, place = self._replay(record), record.layer, Place(record, phase, layer=record.layer)
+        prefills = record.stage == "draft.extend"
+        replay, layer, place = self._replay(record), record.layer, self._place(record, layer=record.layer)
         # before everything else: with another layer's pool, the rows of that layer are wrong as well
         self._compare.integers(
-            Place(record, phase, step=-1, layer=layer),
+            self._place(record, -1, layer=layer),
             "draft.runner",
             [layer] * len(_USED),
             [record.numbers.get(name, -1) for name in _USED],
@@ -328,14 +319,14 @@ class Layers(Rules):
 
     def extended(self, number: int, record: Record) -> None:
         """The rows that were taken over, the stored rows of every layer, and what each proposes."""
-        state, phase = self._states[record.request], _PHASES[record.stage]
+        state = self._states[record.request]
         for reused in self._reused.get(number, ()):
-            self._taken_over(record, phase, reused)
+            self._taken_over(record, reused)
         extend = state.extends.get(record.key)
         if extend is None:  # no token is told behind its rows
             return
         for layer, part in enumerate(self.parts if extend.layers else ()):
-            place = Place(record, phase, layer=layer)
+            place = self._place(record, layer=layer)
             self._stored(number, place, part, extend)
         if record.stage == "prefill" and not record.numbers["final"]:
             return  # what is proposed behind a chunk in between is of no use but to the layers above, which were looked at
@@ -347,17 +338,17 @@ class Layers(Rules):
             self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
             return
         for layer, rows in enumerate(extend.layers):
-            place, own = Place(record, phase, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
+            place, own = self._place(record, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
 
             def name(_: int, rank: int, layer: int = layer) -> str:
                 return f"d[{layer + 1}]" if topk == 1 else f"d[{layer + 1}], choice {rank}"
 
             self._compare.choices(place, "draft.proposal", rows.logits[-1:].numpy(), [own], name)
 
-    def _taken_over(self, record: Record, phase: Phase, reused: Reused) -> None:
+    def _taken_over(self, record: Record, reused: Reused) -> None:
         """Rows of the prefix cache, or of an earlier chunk, consumed the tokens of this request."""
         name = "token consumed by what was there already, row"
-        place = Place(record, phase, layer=reused.layer)
+        place = self._place(record, layer=reused.layer)
         self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, name, 0)
 
     def _stored(self, number: int, place: Place, part: str, extend: _Extend) -> None:

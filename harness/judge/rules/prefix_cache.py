@@ -108,7 +108,6 @@ class KeptRows(Rules):
     def prefill(self, number: int, record: Record) -> None:
         """The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those
         of the tokens that a request was sent when it ends."""
-        # A chunk is over.
         if not self._promised(record):
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]

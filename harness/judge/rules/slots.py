@@ -9,19 +9,11 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.layout import draft_columns, verify_columns
 
-from ..compare import Exhibit, Phase, Place
+from ..compare import Exhibit, Place
 from ..context import Rules
 from ..replay import Round
 from . import rule, stages
 from .sessions import Sessions
-
-_PHASES: dict[str, Phase] = {
-    "target.extend": "target.extend",
-    "draft.extend": "draft.extend",
-    "draft.decode": "draft",
-    "target.verify": "target.verify",
-    "draft.extend_decode": "draft.extend_decode",
-}
 
 
 class Slots(Rules):
@@ -71,7 +63,7 @@ class Slots(Rules):
             round = self._round(record)
             packed = own and record.stage == "draft.extend_decode"  # spec v1 runs the accepted rows only
             columns = range(round.committed, round.end) if packed else _block(round.committed, round.nodes)
-        self._forward(number, Place(record, _PHASES[record.stage], layer=record.layer), table, columns)
+        self._forward(number, self._place(record, layer=record.layer), table, columns)
 
     def _branches(self, round: Round) -> list[list[int]]:
         return _columns(round.committed, self._case.topk, round.steps, self._case.page_size)
@@ -163,7 +155,7 @@ class Slots(Rules):
         none, and after everything is done and flushed, all are free."""
         # Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
         # slots of windows, where layers have such.
-        place = Place(record, "iteration" if record.stage == "iteration" else "finished")
+        place = self._place(record)
         if not self._compare.on("pool.accounting"):
             return
         whole, sessions = self._space(number, place, "", "slot"), self._context.of(Sessions)

@@ -35,7 +35,6 @@ class States(Rules):
     def batch(self, number: int, record: Record) -> None:
         """A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and
         make up the pool, and all are free after the flush."""
-        # No two requests have one slot.
         if "states" not in record.tensors:
             return
         names = sorted(record.numbers, key=record.numbers.__getitem__)
@@ -114,7 +113,7 @@ class States(Rules):
     @stages("iteration", "flushed")
     def account(self, number: int, record: Record) -> None:
         """Free and held slots make up the pool."""
-        place = Place(record, "iteration" if record.stage == "iteration" else "finished")
+        place = self._place(record)
         if "state_free" not in record.tensors or not self._compare.on(_SLOTS):
             return
         total = record.numbers["state_total"]
@@ -227,7 +226,6 @@ class TrackedStates(Rules):
         """The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is
         handed those after the last step of a chunk that begins with a page, and when a request ends those after the last row
         on the grid that its rounds passed."""
-        # An iteration begins: what the cache was handed in the one before.
         if not self.on:
             return
         given_up, self._given_up = self._given_up, record.numbers["state_given_up"]
@@ -321,7 +319,7 @@ class TrackedStates(Rules):
         self._compare.report(Place(record, "iteration"), _RULE, what, expected, named)
 
     def _missing(self, record: Record, name: str, rows: int, passed: str) -> None:
-        place = Place(record, "iteration" if record.stage == "iteration" else "finished")
+        place = self._place(record)
         why = f"{passed[0].upper()}{passed[1:]} of {name} came to {rows} rows, and the prefix cache gave up no state since."
         self._compare.report(place, _RULE, f"state after {rows} rows of {name}", "in the prefix cache", "not there", why)
 

@@ -9,14 +9,11 @@ from ..replay import recorded_rows
 from . import rule, stages
 from .multi_layer_draft import Layers
 
-_PHASES: dict[str, tuple[Phase, Phase]] = {
-    "prefill": ("target.extend", "draft.extend"),
-    "extend": ("target.verify", "draft.extend_decode"),
-}
+_OF_TARGET: dict[str, Phase] = {"prefill": "target.extend", "extend": "target.verify"}  # the phase of its forward
 _NEVER = "no row: its token was never committed"
 
 
-class Stored(Rules):
+class PoolRows(Rules):
     """Of every request, and of the prefix cache."""
 
     # KV rows that were written, or written over, since the last boundary.
@@ -26,7 +23,7 @@ class Stored(Rules):
     def target(self, number: int, record: Record) -> None:
         """The target's stored row i is a function of x[0..i] alone, for every committed position."""
         if self._model.numbers and self._has_rows(record):
-            self._stored_in("target", number, Place(record, _PHASES[record.stage][0]), self._replay(record).stored["target"])
+            self._stored_in("target", number, Place(record, _OF_TARGET[record.stage]), self._replay(record).stored["target"])
 
     @rule(
         "draft.kv",
@@ -50,7 +47,7 @@ class Stored(Rules):
         if self._model.mtp_layers:
             self._context.of(Layers).extended(number, record)
         elif numbers and self._model.memory:
-            self._stored_in("draft", number, Place(record, _PHASES[record.stage][1]), self._replay(record).stored["draft"])
+            self._stored_in("draft", number, self._place(record), self._replay(record).stored["draft"])
 
     def _has_rows(self, record: Record) -> bool:
         return record.stage == "extend" or self._has_output(record)
@@ -77,7 +74,7 @@ class Stored(Rules):
     @stages("cached")
     def cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
-        replay, place, count = self._replay(record), Place(record, "finished"), len(self._trace.array(number, "slots"))
+        replay, place, count = self._replay(record), self._place(record), len(self._trace.array(number, "slots"))
         for part, reference in replay.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))

@@ -63,7 +63,7 @@ class Trees(Rules):
             if model.ahead and last:
                 self.proposed(number, record.request)
         elif last and model.first_step and (not prefill or self._has_output(record)):
-            place = Place(record, "draft.extend" if prefill else "draft.extend_decode", output=True)
+            place = self._place(record, output=True)
             row = (record.numbers["end"] if prefill else self._round(record).end) - 1
             rows = self._replay(record).draft
             if model.states:

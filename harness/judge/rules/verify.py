@@ -11,7 +11,7 @@ from .outputs import Answers
 from .sampling import Samples
 
 
-class Verify(Rules):
+class Verification(Rules):
     """Judges the choices of tokens of one trace."""
 
     @rule("verify.accept", "3.5", weights="in part", also=("extend",))
@@ -80,7 +80,6 @@ class Verify(Rules):
     @stages("prefill")
     def first(self, number: int, record: Record) -> None:
         """The emitted tokens equal plain greedy decoding of the target, up to the finished length."""
-        # The token that a prompt's last chunk gives.
         replay, end = self._replay(record), record.numbers["end"]
         if not (record.numbers["final"] and self._has_output(record)):
             return
