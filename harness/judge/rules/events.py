@@ -97,7 +97,7 @@ class Events(Rules):
         ]
         all_steps = [record.iteration for record in own]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
-        ended, place = self._ended.get(name), self._place(event)
+        ended, place = self._ended.get(name), self._place_of(event)
         begun = [record.iteration for record in own if record.stage == "prefill" and record.iteration >= event.at]
         if self._overlap and begun:  # each of these prefills but the first shows that the steps before it were lost
             last, most = [iteration for iteration in steps if iteration >= begun[-1]], 2
@@ -116,7 +116,7 @@ class Events(Rules):
             if again is None or self._work(name, 0, event.at) is None or not self._compare.on(_RULE):
                 continue
             if again.stage != "prefill" or "mixed" in again.numbers:
-                place = self._place(event)
+                place = self._place_of(event)
                 self._compare.report(place, _RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
 
     def _pause(self, event: Event, resumed: int) -> None:
@@ -125,7 +125,7 @@ class Events(Rules):
         batch = self._work("", event.at, min(resumed, self._seen + 1))
         if batch is not None:
             reported = f"a batch in iteration {batch.iteration}"
-            self._compare.report(self._place(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
+            self._compare.report(self._place_of(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
 
     def _flush(self, event: Event) -> None:
         """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
@@ -138,9 +138,9 @@ class Events(Rules):
             return
         cached = len(self._trace.tensor(after, "cached"))
         if cached:
-            self._compare.report(self._place(event), _RULE, "slots in the cache after the flush", 0, cached)
+            self._compare.report(self._place_of(event), _RULE, "slots in the cache after the flush", 0, cached)
 
-    def _place(self, event: Event) -> Place:
+    def _place_of(self, event: Event) -> Place:
         return Place(self._records[self._counts[event.at]], "iteration")
 
 
