@@ -1,4 +1,4 @@
-"""How two numbers are compared, and what is kept of it: the vocabulary in which requests.py speaks.
+"""How two numbers are compared, and what is kept of it: the vocabulary in which rules speak.
 
 Integers are compared at once. Floats and choices are collected and compared many rows at a time, as the arithmetic of one
 row costs as much as that of a thousand.

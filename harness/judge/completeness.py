@@ -368,7 +368,7 @@ def _numbers_of(record: Record, host: bool) -> list[str]:
     return due
 
 
-# What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given. Called by requests.py.
+# What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given.
 #
 # A wrong input shows in the rows that it led to (draft.scratch_kv, draft.kv) and in what was proposed; the verdict says how
 # many comparisons could not be made.

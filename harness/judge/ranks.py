@@ -5,7 +5,7 @@ Each rank is a scheduler and worker of its own, which holds a part of every laye
 So a rank is judged like a worker that is alone, but for its slice of the rows; and what is an integer must be the same on all.
 Of a pipeline the last stage is judged. The stages before it have no draft: what they count and what they send must be what the
 last one counts and sends, and what they compute is in all that the last one goes on from. What they leave in the prefix cache,
-requests.py compares.
+rules/stored.py compares.
 But for which stored rows a record has: a row that was computed again, after a retraction, is recorded where the bits of the
 rank's own heads are others than before. That no row is missing is asked of each rank (completeness.py).
 """
