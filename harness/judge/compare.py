@@ -288,14 +288,7 @@ class Compare:
         self._findings.excuses.append((order, excuse))
 
     def report(
-        self,
-        place: Place,
-        rule: str,
-        index: str,
-        expected: object,
-        actual: object,
-        why: str = "",
-        shown: Exhibit | None = None,
+        self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "", shown: Exhibit | None = None
     ) -> None:
         """The comparison that on() last allowed has found a divergence."""
         self._report((*order_of(place, self._order), self._rank), place, rule, (index, str(expected), str(actual)), why, shown)

@@ -70,12 +70,8 @@ class Rules:
 
     def __init__(self, context: Context) -> None:
         self._context, self._trace, self._replays, self._case = context, context.trace, context.replays, context.case
-        self._compare, self._model, self._bounds, self._records = (
-            context.compare,
-            context.model,
-            context.bounds,
-            context.trace.header.records,
-        )
+        self._compare, self._model, self._bounds = context.compare, context.model, context.bounds
+        self._records = context.trace.header.records
         self.begin()
 
     def begin(self) -> None:

@@ -76,13 +76,8 @@ class Grammars(Rules):
             return
         self._late[place.record.request] += 1
         if self._late[place.record.request] > self._under_way:
-            self._compare.report(
-                Place(place.record, "draft", step=-1),
-                _OUTPUT,
-                "the round",
-                f"none: token {end} has ended the text",
-                "a further round",
-            )
+            before, expected = Place(place.record, "draft", step=-1), f"none: token {end} has ended the text"
+            self._compare.report(before, _OUTPUT, "the round", expected, "a further round")
 
     def _given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
         """A token that a forward gave, after these."""

@@ -95,18 +95,11 @@ class Told(Rules):
         rows = replay.target.logits
         of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
         drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
+        silent, of_softmax = min(1, len(prompt) - first), np.zeros(len(of_prompt), bool)
+        beside = np.array([len(prompt) + n in drawn for n in range(len(sent))], bool)
         return [
-            _Places(
-                "input", first, list(prompt[first:]), min(1, len(prompt) - first), np.zeros(len(of_prompt), bool), of_prompt
-            ),
-            _Places(
-                "output",
-                len(prompt),
-                emitted,
-                0,
-                np.array([len(prompt) + n in drawn for n in range(len(sent))], bool),
-                sent if sampling is None else sent / sampling.temperature,
-            ),
+            _Places("input", first, list(prompt[first:]), silent, of_softmax, of_prompt),
+            _Places("output", len(prompt), emitted, 0, beside, sent if sampling is None else sent / sampling.temperature),
         ]
 
     def _beside_sampled(self, name: str) -> set[int]:

@@ -271,14 +271,9 @@ class Layers(Rules):
         prefills = record.stage == "draft.extend"
         replay, layer, place = self._replay(record), record.layer, self._place(record, layer=record.layer)
         # before everything else: with another layer's pool, the rows of that layer are wrong as well
-        self._compare.integers(
-            self._place(record, -1, layer=layer),
-            "draft.runner",
-            [layer] * len(_USED),
-            [record.numbers.get(name, -1) for name in _USED],
-            f"layer whose {', '.join(_USED)} is used, entry",
-            0,
-        )
+        place_of_all, used = self._place(record, -1, layer=layer), [record.numbers.get(name, -1) for name in _USED]
+        name = f"layer whose {', '.join(_USED)} is used, entry"
+        self._compare.integers(place_of_all, "draft.runner", [layer] * len(_USED), used, name, 0)
         boundary = ("prefill", record.step) if prefills else ("extend", 0)
         key = Key(record.request, record.round, *boundary, attempt=record.attempt)
         extend = self._states[record.request].extends.get(key)

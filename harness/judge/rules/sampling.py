@@ -277,15 +277,8 @@ class Samples(Rules):
             tokens, settings = [round.bonus, *round.drafted], self._case.engine.sglang
             draws, walk = Draws(coins, final), Walk(round.path, bonus)
             if drafts is None:
-                followed = follow_tree(
-                    rows,
-                    tokens,
-                    parents,
-                    draws,
-                    walk,
-                    own,
-                    Thresholds(settings.accept_single, settings.accept_acc),
-                )
+                thresholds = Thresholds(settings.accept_single, settings.accept_acc)
+                followed = follow_tree(rows, tokens, parents, draws, walk, own, thresholds)
             else:
                 followed = follow_chain(rows, drafts.double(), tokens, draws, walk, own, [0.0] * len(drafts))
         except (ValueError, IndexError) as error:
