@@ -17,8 +17,9 @@ from eagletwin.cases import ledger
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.judge.rules import catalogue
 
 from .findings.attempt import FINDINGS, patched
 from .findings.attempt import changed as files_of
@@ -104,14 +105,14 @@ def by_recording() -> str:
             "",
             "| bug | rule |",
             "|---|---|",
-            *(f"| `{name}` | `{rule}` |" for name, rule in found.items() if rule in RULES),
+            *(f"| `{name}` | `{rule}` |" for name, rule in found.items() if rule in catalogue()),
             "",
             "It does not show these, for which [acceptance](acceptance.md) compares the rounds, `judge --target --draft` "
             "drafts and rows, and `check` the numbers:",
             "",
             "| bug | why |",
             "|---|---|",
-            *(f"| `{name}` | {why} |" for name, why in found.items() if why and why not in RULES),
+            *(f"| `{name}` | {why} |" for name, why in found.items() if why and why not in catalogue()),
             "",
         ]
     )

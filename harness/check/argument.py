@@ -6,9 +6,10 @@ from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Verdict, View
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import Provenance, find_provenance
+from eagletwin.harness.judge.rules import catalogue, sentence_of
 from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
 # The draft tree of a divergence as text, with the nodes that it is about marked.
@@ -176,7 +177,7 @@ def _excuses(verdict: Verdict) -> list[str]:
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:
     """What hides numbers in this mode."""
-    if unseen.keys() <= SAID:
+    if all(catalogue()[rule].stages == ("finished",) for rule in unseen):  # what a message says
         return "this SGLang does not send them, or the trace is older than the rule"
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
     return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") else drawn
@@ -194,7 +195,7 @@ def headline(header: Header, verdict: Verdict) -> str:
 def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Provenance | None) -> list[str]:
     model, num_steps = model_of(header, view), header.case.num_steps
     layers = model.mtp_layers > 0
-    rule = rules_of(layers, not model.ahead)[found.rule]
+    rule = sentence_of(found.rule, layers, not model.ahead)
     return [
         f"  {found.rule}",
         *_field("at", f"{place_of(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),

@@ -13,12 +13,14 @@ from eagletwin.cases.entry import Entry, Needs
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import SERVER, RecordedServer, Untold, Weighed
-from eagletwin.harness.core.records import Header, ServedModel
+from eagletwin.harness.core.records import Header, ServedModel, accept_lengths
 from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
-from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.judge.compare import divergence_of
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 from .argument import argue, headline
 from .known import may_have
@@ -208,7 +210,7 @@ class JudgedServer:
         )
         if self.unseen:
             text += f" Not seen{_by_rule(self.unseen)}."
-        never = [name for name, rule in RULES.items() if rule.weights == "yes"]
+        never = [name for name, rule in catalogue().items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 
     def _why_nothing(self) -> Iterator[str]:
@@ -334,12 +336,11 @@ def _take(session: JudgedServer, one: Judged, weighed: Weighed | None, launch: s
     session.counts[verdict.status] += 1
     session.checked.update(verdict.checked)
     session.unseen.update(verdict.unseen)
-    rounds = [record for record in one.trace.header.records if record.stage == "verify"]
+    rounds = accept_lengths(one.trace.header.records)
     session.rounds += len(rounds)
-    tokens = sum(record.numbers["accept_len"] for record in rounds)
     said = headline(one.trace.header, verdict) if verdict.status != "equal" else ""
     checked, untold = (None, None) if weighed is None else (weighed.checked, weighed.untold)
-    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens, checked, untold, launch))
+    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), sum(rounds), checked, untold, launch))
     session.cut += one.trace.header.ending.kind == "stopped"
     if verdict.status != "equal":
         session.wrong.append((one.folder, said))
@@ -393,19 +394,7 @@ def _difference(one: Trace, other: Trace) -> Divergence | None:
 
 
 def _divergence_of_rank(trace: Trace, number: int, expected: str, actual: str) -> Divergence:
-    record = trace.header.records[number]
-    return Divergence(
-        rule="ranks.agree",
-        request=record.request,
-        round=record.round,
-        stage=record.stage,
-        step=record.step,
-        iteration=record.iteration,
-        index="rank 0 and another",
-        expected=expected,
-        actual=actual,
-        layer=record.layer,
-    )
+    return divergence_of(trace.header.records[number], "ranks.agree", "rank 0 and another", expected, actual)
 
 
 def _about(server: RecordedRank) -> Iterator[str]:

@@ -86,18 +86,17 @@ def full_text(entry: Known) -> str:
 @info.command()
 def rules(as_json: AsJson = False) -> int:
     """List the rules: what must hold, and whether a rule needs the model's weights."""
-    from eagletwin.harness.core.rules import rules_json
-    from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
+    from eagletwin.harness.judge.rules import catalogue, rules_json
 
     if as_json:
         print(rules_json().decode())
         return EXIT_EQUAL
-    for name, rule in RULES.items():
+    for name, rule in catalogue().items():
         print(f"{name}  (design {rule.section}; weights: {rule.weights})")
         print("\n".join(fold(rule.sentence, width())))
-        for of, others in (("a multi-layer draft", LAYER_RULES), ("a plain language model", PLAIN_RULES)):
-            if name in others:
-                print("\n".join(fold(f"Of {of}: {others[name].sentence}", width())))
+        for of, says in (("a multi-layer draft", rule.of_layers), ("a plain language model", rule.of_plain)):
+            if says is not None:
+                print("\n".join(fold(f"Of {of}: {says.sentence}", width())))
     return EXIT_EQUAL
 
 

@@ -14,8 +14,8 @@ import typer
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.rules import rules_off
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.judge.rules import rules_off
 
 from .options import (
     DEFAULT_GRAPHS,

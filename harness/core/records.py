@@ -4,6 +4,7 @@ trace.py writes and reads them.
 """
 
 import hashlib
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Annotated, Literal, NamedTuple
 
@@ -96,6 +97,12 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def key(self) -> Key:
         return Key(self.request, self.round, self.stage, self.step, self.layer, self.attempt)
+
+
+def accept_lengths(records: Iterable[Record], request: str = "") -> list[int]:
+    """Of each verify of a request, or of all: tokens that it committed, the bonus token counted."""
+    own = (record for record in records if record.stage == "verify" and request in ("", record.request))
+    return [record.numbers["accept_len"] for record in own]
 
 
 class Ending(Struct, frozen=True, kw_only=True):

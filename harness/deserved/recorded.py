@@ -14,6 +14,7 @@ from eagletwin.harness.core.recording import RecordedServer, Untold, Weighed
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.judge.bounds import FLOAT32
+from eagletwin.harness.judge.compare import divergence_of
 from eagletwin.harness.judge.replay import RequestReplay, Round, replay_requests
 
 from .follow import Shape, chain_logits
@@ -257,19 +258,11 @@ def _rows(pair: Pair, trace: Trace, replay: RequestReplay, read: Read, found: We
         share = off_by(exact[at[known]], stored).max((1, 2)) if len(stored) else np.empty(0)
         for row, off in zip(at[known].tolist(), share.tolist(), strict=True):
             if off > most:
-                found.divergences.append(
-                    Divergence(
-                        rule="draft.kv",
-                        request=replay.name,
-                        round=record.round,
-                        stage=record.stage,
-                        step=0,
-                        iteration=record.iteration,
-                        index=f"row {row}",
-                        expected=f"the head's row of this text, within {most:.2g} of its largest number",
-                        actual=f"a row that is {off:.2g} off",
-                    )
+                right, wrong = (
+                    f"the head's row of this text, within {most:.2g} of its largest number",
+                    f"a row that is {off:.2g} off",
                 )
+                found.divergences.append(divergence_of(record, "draft.kv", f"row {row}", right, wrong, step=0))
                 break
 
 

@@ -1,4 +1,4 @@
-"""How two numbers are compared, and what is kept of it: the vocabulary in which requests.py speaks.
+"""How two numbers are compared, and what is kept of it: the vocabulary in which rules speak.
 
 Integers are compared at once. Floats and choices are collected and compared many rows at a time, as the arithmetic of one
 row costs as much as that of a thousand.
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -44,6 +44,28 @@ _PHASES: tuple[Phase, ...] = (
     "finished",
 )
 
+# The phase in which what a record holds was made. A forward and what it left have the same.
+PHASE_OF: dict[str, Phase] = {
+    "iteration": "iteration",
+    "batch": "iteration",
+    "target.extend": "target.extend",
+    "draft.extend": "draft.extend",
+    "prefill": "draft.extend",
+    "draft.decode": "draft",
+    "draft": "draft",
+    "target.verify": "target.verify",
+    "verify": "verify",
+    "draft.extend_decode": "draft.extend_decode",
+    "extend": "draft.extend_decode",
+    "finished": "finished",
+    "cached": "finished",
+    "flushed": "finished",
+    "steps": "draft",
+    "fed": "iteration",
+    "read": "iteration",
+    "pool": "iteration",
+}
+
 
 class Place(Struct, frozen=True, gc=False):
     """A record, the phase of its iteration in which the number was made, and the draft decode step or layer where there is one.
@@ -63,6 +85,13 @@ def order_of(place: Place, requests: dict[str, int]) -> tuple[int, ...]:
     record = place.record
     phase = _PHASES.index(place.phase)
     return record.iteration, phase, place.step, place.layer, place.output, requests.get(record.request, -1)
+
+
+def divergence_of(record: Record, rule: str, index: str, expected: object, actual: object, **more: Any) -> Divergence:
+    """Of a number of this record. more: other fields, also in place of the record's step and layer."""
+    where = {"request": record.request, "round": record.round, "stage": record.stage, "iteration": record.iteration}
+    said = {"rule": rule, "index": index, "expected": str(expected), "actual": str(actual)}
+    return Divergence(**{"step": record.step, "layer": record.layer, **where, **said, **more})
 
 
 class Exhibit(Struct, frozen=True, kw_only=True, gc=False):
@@ -259,14 +288,7 @@ class Compare:
         self._findings.excuses.append((order, excuse))
 
     def report(
-        self,
-        place: Place,
-        rule: str,
-        index: str,
-        expected: object,
-        actual: object,
-        why: str = "",
-        shown: Exhibit | None = None,
+        self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "", shown: Exhibit | None = None
     ) -> None:
         """The comparison that on() last allowed has found a divergence."""
         self._report((*order_of(place, self._order), self._rank), place, rule, (index, str(expected), str(actual)), why, shown)
@@ -282,19 +304,8 @@ class Compare:
     ) -> None:
         """what: index, expected and actual value."""
         record, (index, expected, actual) = place.record, what
-        divergence = Divergence(
-            rule=rule,
-            request=record.request,
-            round=record.round,
-            stage=record.stage,
-            step=place.step if record.stage == "draft" else record.step,
-            layer=place.layer,
-            iteration=record.iteration,
-            index=index,
-            expected=expected,
-            actual=actual,
-            why=why,
-        )
+        step = place.step if record.stage == "draft" else record.step
+        divergence = divergence_of(record, rule, index, expected, actual, step=step, layer=place.layer, why=why)
         self._findings.divergences.append((order, divergence))
         if shown is not None:
             self._findings.exhibits.setdefault(order, shown)  # of several divergences of one comparison: of the first

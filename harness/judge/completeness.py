@@ -5,7 +5,7 @@ there, never at their values.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import COUNTS, NODES_OF, STEPS_OF, Record, ServedModel
@@ -15,9 +15,9 @@ from eagletwin.reference.sizes import count_candidates
 from .compare import Compare, Place
 from .model import Model, model_of
 from .replay import Round
-from .trees import Trees
 
 _FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "logits", "scores", "coins", "logprobs")
+_Consumed = Callable[[Round, int, list[int]], list[int]]
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -368,7 +368,7 @@ def _numbers_of(record: Record, host: bool) -> list[str]:
     return due
 
 
-# What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given. Called by requests.py.
+# What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given.
 #
 # A wrong input shows in the rows that it led to (draft.scratch_kv, draft.kv) and in what was proposed; the verdict says how
 # many comparisons could not be made.
@@ -384,18 +384,20 @@ def shows_instead(broken: str, rule: str) -> bool:
     return rule in INPUTS and broken in _SHOWS_INSTEAD
 
 
-def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
-    """Draft record `number`. The tokens of a tree's frontiers are read from the memory of a graph that eagletwin captured, and
-    not in a server, which captures its own; those of a chain are its proposals."""
+def draft_decode_in_graph(trace: Trace, compare: Compare, consumed: _Consumed, number: int, round: Round) -> None:
+    """Draft record `number`. consumed: what a step of a round must have consumed, as far as the trace shows it elsewhere.
+
+    The tokens of a tree's frontiers are read from the memory of a graph that eagletwin captured, and not in a server, which
+    captures its own; those of a chain are its proposals."""
     case, record = trace.header.case, trace.header.records[number]
     steps, seen = case.num_steps - 1, case.topk > 1 and "consumed" in record.tensors
     compare.not_seen(_INPUTS if seen else INPUTS, steps)
     if not seen:
         return
-    consumed = trace.integers(number, "consumed")
+    recorded = trace.integers(number, "consumed")
     for step in range(1, steps + 1):
-        ids = consumed[(step - 1) * case.topk : step * case.topk]
-        tokens = trees.consumed(round, step, ids)
+        ids = recorded[(step - 1) * case.topk : step * case.topk]
+        tokens = consumed(round, step, ids)
         compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
 
 

@@ -19,7 +19,7 @@ from eagletwin.reference.cuts import rounding_of
 from .bounds import Bounds, log_scale, logs, magnitude, quiet_arithmetic, with_tail
 from .replay import RequestReplay, replay_requests
 from .request_logits import before_additions
-from .sessions import as_asked
+from .rules.sessions import as_asked
 
 _LOGARITHMS = ("_probabilities", "_scores")
 

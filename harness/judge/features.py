@@ -8,15 +8,14 @@ import torch
 
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sampling import target_distribution
 
-from .grammars import impossible
 from .model import model_of
-from .replay import RequestReplay, Round
+from .replay import RequestReplay, Round, impossible_requests
 from .request_logits import allowed, end_of, text_of
-from .sessions import reached
+from .rules.sessions import reached
 from .trees import parents_of
 
 
@@ -42,9 +41,8 @@ class Evidence:
         self.prefills, self.verified = self.of("prefill"), self.of("verify")
         self.chunks = [record for record in self.prefills if not record.numbers["final"]]
         # accept length and steps of each round
-        self.accepted = [
-            (record.numbers["accept_len"], record.numbers.get("steps", self.case.num_steps)) for record in self.verified
-        ]
+        steps = [record.numbers.get("steps", self.case.num_steps) for record in self.verified]
+        self.accepted = list(zip(accept_lengths(self.verified), steps, strict=True))
         self.switches = _switches(self.verified)
         batches: dict[int, set[str]] = {}
         for record in self.verified:
@@ -391,7 +389,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "grammar_refuses": lambda run: any(map(run.refused, run.verified)),
     "grammar_ends_in_tree": lambda run: any(map(run.ends_in_tree, run.verified)),
     "grammar_ends_in_path": lambda run: any(map(run.ends_in_path, run.verified)),
-    "impossible": lambda run: bool(impossible(run.trace, run.replays)),
+    "impossible": lambda run: bool(impossible_requests(run.trace, run.replays)),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

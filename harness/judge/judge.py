@@ -12,20 +12,21 @@ from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, RULES, Divergence, Excuse, RequestShare, Verdict, View
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Excuse, RequestShare, Verdict, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
 from .bounds import FLOAT32, bounds_of, quiet_arithmetic
 from .compare import Findings, Scope
 from .completeness import absent_number, missing, unrecorded
+from .dispatch import RequestJudge
 from .experts import Nudge, Ties, follows_from_experts, nudges
 from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .replay import NoReference, RequestReplay, replay_requests
-from .requests import RequestJudge
-from .sessions import as_asked
+from .rules import catalogue
+from .rules.sessions import as_asked
 
 # Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
 
@@ -148,7 +149,6 @@ _MAX_CUTS_SHARE = 0.25
 
 # Ways to run kernels that are chosen for the sake of the rules kernel.*: a kernel that they do not cover is a gap there.
 _KERNELS_CHECKED = ("checked", "shadow")
-_KERNEL_RULES = {rule for rule in RULES if rule.startswith("kernel.")}
 
 
 def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECLARED_VIEW) -> Verdict:
@@ -306,7 +306,7 @@ def _unusual_end(header: Header) -> tuple[str, str]:
 
 def _kernel_fault(ending: Ending, without: frozenset[str]) -> list[Divergence]:
     """What a kernel did that it must not, if the run ended by it."""
-    if ending.kind != "faulted" or ending.rule not in RULES or ending.rule in without:
+    if ending.kind != "faulted" or ending.rule not in catalogue() or ending.rule in without:
         return []
     return [
         Divergence(
@@ -338,7 +338,8 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in abortable:
             return f"the scheduler aborted request {record.request} before its end"
     unchecked = [name for one in trace.processes for name in one.header.fallbacks]
-    if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
+    of_kernels = {rule for rule in catalogue() if rule.startswith("kernel.")} if unchecked else set[str]()
+    if of_kernels - {*verdict.without} and trace.header.engine.kernels in _KERNELS_CHECKED:
         return f"kernel {unchecked[0]}: not every rule kernel.* was checked there"
     if not any(verdict.checked.values()):
         return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")

@@ -51,16 +51,8 @@ def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
     served = header.served
     if isinstance(served, ServedModel):
         layers, vocabulary = served.mtp_layers, range(served.vocab_size)
-        model = Model(
-            served.vocab_size,
-            frozenset(served.ends),
-            layers,
-            draft_parts(layers),
-            vocabulary,
-            numbers=False,
-            states=served.states,
-            ahead=1 if served.states else 0,
-        )
+        ends, parts, states = frozenset(served.ends), draft_parts(layers), served.states
+        model = Model(served.vocab_size, ends, layers, parts, vocabulary, numbers=False, states=states, ahead=int(states))
     else:
         model = _of_recipe(header.case.model)
     return replace(model, ahead=1) if view == "shifted" else model

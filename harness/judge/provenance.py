@@ -22,7 +22,7 @@ from .compare import Exhibit
 from .judge import all_divergences, compared
 from .model import model_of
 from .replay import RequestReplay
-from .sessions import as_asked
+from .rules.sessions import as_asked
 
 # A diverged trace looked at once more, with all that a verdict leaves out: every divergence, the numbers around the first, and
 # what the reference says of each request. For the argument and the page; what is judged is the same.

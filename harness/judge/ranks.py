@@ -5,7 +5,7 @@ Each rank is a scheduler and worker of its own, which holds a part of every laye
 So a rank is judged like a worker that is alone, but for its slice of the rows; and what is an integer must be the same on all.
 Of a pipeline the last stage is judged. The stages before it have no draft: what they count and what they send must be what the
 last one counts and sends, and what they compute is in all that the last one goes on from. What they leave in the prefix cache,
-requests.py compares.
+rules/stored.py compares.
 But for which stored rows a record has: a row that was computed again, after a retraction, is recorded where the bits of the
 rank's own heads are others than before. That no row is missing is asked of each rank (completeness.py).
 """
@@ -19,34 +19,12 @@ from msgspec.structs import replace
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import EngineInfo, Header, Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Divergence
 from eagletwin.harness.families import RECIPES
 
-from .compare import Findings, Phase, Place, order_of
+from .compare import PHASE_OF, Findings, Place, divergence_of, order_of
 
 _RULE = "ranks.agree"
 
-# The phase in which what a record holds was made. A forward and what it left have the same.
-_PHASES: dict[str, Phase] = {
-    "iteration": "iteration",
-    "batch": "iteration",
-    "target.extend": "target.extend",
-    "draft.extend": "draft.extend",
-    "prefill": "draft.extend",
-    "draft.decode": "draft",
-    "draft": "draft",
-    "target.verify": "target.verify",
-    "verify": "verify",
-    "draft.extend_decode": "draft.extend_decode",
-    "extend": "draft.extend_decode",
-    "finished": "finished",
-    "cached": "finished",
-    "flushed": "finished",
-    "steps": "draft",
-    "fed": "iteration",
-    "read": "iteration",
-    "pool": "iteration",
-}
 _ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep
 _OF_EACH = ("iteration", "finished", "cached", "flushed")  # records that each stage of a pipeline makes
 _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first
@@ -204,19 +182,7 @@ def _integers(
 def _report(trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
     # what draft() and verify leave comes after all their steps
     step = record.step if record.stage == "draft.decode" else _LAST if record.stage in ("draft", "verify") else 0
-    place = Place(record, _PHASES[record.stage], step, True, record.layer)
+    place = Place(record, PHASE_OF[record.stage], step, True, record.layer)
     requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
-    divergence = Divergence(
-        rule=_RULE,
-        request=record.request,
-        round=record.round,
-        stage=record.stage,
-        step=record.step,
-        layer=record.layer,
-        rank=rank,
-        iteration=record.iteration,
-        index=index,
-        expected=expected,
-        actual=actual,
-    )
+    divergence = divergence_of(record, _RULE, index, expected, actual, rank=rank)
     findings.divergences.append(((*order_of(place, requests), _LAST, rank), divergence))

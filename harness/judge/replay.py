@@ -1,13 +1,14 @@
 """What happened to one request by the trace, and what should have by the reference: the judge's two columns.
 
 The engine's own choices (committed tokens, drafts, frontiers) are followed, so that one wrong choice does not make everything
-after it wrong too; requests.py decides whether each choice was right. Computed once: one target forward over the final
+after it wrong too; the rules decide whether each choice was right. Computed once: one target forward over the final
 sequences and num_steps draft forwards serve every round of every request (reference/rounds.py, and the test that this equals
 the naive form).
 """
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -339,7 +340,7 @@ def _undrafted(case: Case, replay: RequestReplay, drafted: list[int]) -> Round:
 def _accepted_drafts(round: Round, predicted: list[int], bonus: int) -> list[int]:
     """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
 
-    predicted: the same as the worker hands them on, after the path was moved to the front; requests.py compares the two.
+    predicted: the same as the worker hands them on, after the path was moved to the front; verify.py compares the two.
     """
     nodes = round.path[1:]
     if not round.path or any(not 1 <= node <= len(round.drafted) for node in nodes):
@@ -404,7 +405,7 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype, nudge)
     if pack[0].adapter is not None:
         weights = _adapted_target(case.model, dtype, pack[0].adapter)
-    # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
+    # An id outside the vocabulary is a divergence that a rule reports; here it only must not break the arithmetic.
     tokens = [torch.from_numpy(np.array(replay.tokens, np.int64).clip(0, shape.vocab_size - 1)) for replay in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     if routed is not None:
@@ -498,7 +499,7 @@ def _with_request_logits(case: Case, replay: RequestReplay, rows: ReferenceRows)
 
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:
-    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that requests.py reports."""
+    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that a rule reports."""
     first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.most_steps))])[:, None]
     return expanded.clip(first[:-1], first[1:] - 1)
 
@@ -517,3 +518,35 @@ def stored_rows(keys: Tensor, values: Tensor) -> Array:
 def _parts(keys: Tensor, values: Tensor, dimension: int) -> Tensor:
     """Keys and values along a new dimension; keys alone where they are latent rows."""
     return torch.stack([keys, values] if values.shape[-1] else [keys], dimension)
+
+
+# Requests that ask for what cannot be: their grammar, processor, bias and min_new_tokens together allow no token somewhere.
+#
+# No token is right there, and what comes behind it follows from whichever an engine gave. SGLang's grammar may refuse that one,
+# and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token on,
+# and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests do.
+
+
+class Impossible(NamedTuple):
+    """number: of the prefill or verify record that gave a token where none is allowed; token: which output token that is."""
+
+    number: int
+    token: int
+
+
+def impossible_requests(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, Impossible]:
+    """By request; of those that ask for nothing impossible there is nothing."""
+    found = dict[str, Impossible]()
+    for number, record in enumerate(trace.header.records):
+        replay = replays.get(record.request)
+        if replay is None or replay.impossible is None or record.request in found:
+            continue
+        if record.stage == "prefill" and record.numbers["final"]:
+            end = record.numbers["end"]
+        elif record.stage == "verify":
+            end = replay.rounds[record.round].end
+        else:
+            continue
+        if end > replay.impossible:
+            found[record.request] = Impossible(number, replay.impossible + 1 - len(replay.prompt))
+    return found

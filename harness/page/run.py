@@ -9,9 +9,10 @@ from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
+from eagletwin.harness.judge.rules import sentence_of
 
 from .numbers import tables_of
 from .render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
@@ -78,7 +79,7 @@ def run_page(
     model = model_of(header, "shifted" if verdict.view == "shifted" else DECLARED_VIEW)
     found, layers = verdict.first, model.mtp_layers > 0
     divergences = context.divergences if context is not None else (found,) if found is not None else ()
-    rule = rules_of(layers, not model.ahead)[found.rule] if found is not None else None
+    rule = sentence_of(found.rule, layers, not model.ahead) if found is not None else None
     return Page(
         title=header.case.name,
         status=verdict.status,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
@@ -96,7 +96,7 @@ def _chunk(trace: Trace, number: int, record: Record, *, again: bool) -> Mark:
 
 
 def _round(trace: Trace, number: int, record: Record, numbers: dict[Key, int], *, brief: bool) -> Mark:
-    length, committed = record.numbers["accept_len"], record.numbers["seq_len"]
+    (length,), committed = accept_lengths([record]), record.numbers["seq_len"]
     nodes = record.numbers["steps"] + 1 if "steps" in record.numbers else trace.header.case.verify_nodes
     text = f"{length - 1} of {nodes - 1}"
     if brief:

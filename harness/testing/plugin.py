@@ -295,7 +295,7 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     if not markers:
         return {"name": name}
     from eagletwin.cases.ledger import patches_of
-    from eagletwin.harness.core.rules import rules_off
+    from eagletwin.harness.judge.rules import rules_off
 
     options = markers[0].kwargs  # the closest
     try:

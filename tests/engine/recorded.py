@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.harness.judge.sessions import as_asked
+from eagletwin.harness.judge.rules.sessions import as_asked
 
 _NO_REQUEST = ("batch",)  # stages that a recording has of its batch
 _NOT_RECORDED = ("cached", "session")

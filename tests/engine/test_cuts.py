@@ -15,7 +15,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import rejudge_with_context
 from eagletwin.harness.judge.replay import replay_requests
-from eagletwin.harness.judge.sessions import as_asked
+from eagletwin.harness.judge.rules.sessions import as_asked
 from eagletwin.harness.page.numbers import tables_of
 
 from .conftest import Runner

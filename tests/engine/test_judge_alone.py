@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 MODULE: Any = importlib.import_module("eagletwin.harness.judge.judge")
 
@@ -68,7 +68,7 @@ def test_two_that_judge_at_once_leave_the_number_of_threads_as_it_was(
 
 
 def test_with_every_rule_switched_off_nothing_is_equal(busy_trace: Trace) -> None:
-    off = frozenset(rule for rule in RULES if not rule.startswith(("engine.", "kernel.")))
+    off = frozenset(rule for rule in catalogue() if not rule.startswith(("engine.", "kernel.")))
     verdict = judge(busy_trace, off)
     assert (verdict.status, verdict.checked) == ("unknown", {})
     assert verdict.reason == "nothing was compared: every rule that this trace could break is switched off"

@@ -6,9 +6,9 @@ import torch
 
 from eagletwin.harness.core.records import COUNTS, UNSAID
 from eagletwin.harness.core.trace import INNER, SCHEMA, Trace
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge import compare, replay
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 from .changes import Change, bump, changed, first, flip, last_of, lengthen, nan, nudge, of_keys, of_values, shorten, without
 
@@ -100,7 +100,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "state.", "target.state", "target.conv")
     idle += ("output.logprobs", "output.hidden", "output.plain", "output.grammar", "grammar.")  # nobody asks
     idle += ("steps.", "session.")
-    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
+    assert set(verdict.checked) == {rule for rule in catalogue() if not rule.startswith(idle)}
     assert verdict.ties == 0
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
         assert feature in verdict.exercised

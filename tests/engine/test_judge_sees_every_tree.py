@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.trace import INNER, Trace
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge import compare, replay
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.replay import RequestReplay, replay_requests
+from eagletwin.harness.judge.rules import catalogue
 
 from .changes import (
     Change,
@@ -119,7 +119,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(tree_trace: Trace) -> No
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "state.", "target.state", "target.conv")
     idle += ("output.logprobs", "output.hidden", "output.plain", "output.grammar", "grammar.")  # nobody asks
     idle += ("steps.", "session.")
-    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
+    assert set(verdict.checked) == {rule for rule in catalogue() if not rule.startswith(idle)}
     assert verdict.ties == 0
     for feature in ("path_not_in_front", "branch_changes_parent", "branch_holes", "chunked_prefill", "radix_hit", "batch"):
         assert feature in verdict.exercised

@@ -11,7 +11,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.prefix_cache import KeptRows
+from eagletwin.harness.judge.rules.prefix_cache import KeptRows
 
 from .changes import without
 from .conftest import Runner

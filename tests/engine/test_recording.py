@@ -21,13 +21,13 @@ from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
 from eagletwin.harness.engines.sglang.recording import listener
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 from ..ledger import recorded
 from .older import zygote_of
@@ -66,7 +66,7 @@ def test_what_integers_alone_show_of_the_ledger(host: Host, number: str, tmp_pat
     """If it fails, correct the entry's `recorded`."""
     (tmp_path / "fixed").mkdir()
     assert rules_of(host, number, tmp_path / "fixed", fixed=True) == set()
-    assert rules_of(host, number, tmp_path, fixed=False) == {RECORDED[number]} & RULES.keys()
+    assert rules_of(host, number, tmp_path, fixed=False) == {RECORDED[number]} & catalogue().keys()
 
 
 def test_the_record_has_every_fault_that_is_planted_in_a_server() -> None:

@@ -10,13 +10,13 @@ from msgspec import structs
 
 from eagletwin.harness.core.case import Case, EngineSettings, Logprobs
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import replay
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 from eagletwin.reference.state_layers import Kept
 
-FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
+FREE = {name for name, rule in catalogue().items() if rule.weights == "no"}
 
 
 @pytest.fixture
@@ -108,4 +108,4 @@ def test_every_rule_that_needs_weights_was_shown_to() -> None:
         "output.plain",
         "state.tracked",
     }  # the last one is of prefixes in the cache (test_states.py)
-    assert shown == set(RULES) - FREE
+    assert shown == set(catalogue()) - FREE

@@ -7,9 +7,9 @@ from eagletwin.cases.ledger.standalone import AS_TRAINED, KEYS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.rules import catalogue
 
 from .changes import Change, bump, changed, last_of, nudge, of_keys, of_values, shorten
 from .conftest import Runner
@@ -77,7 +77,7 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
         "session.",
         "output.plain",
     )
-    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
+    assert set(verdict.checked) == {rule for rule in catalogue() if not rule.startswith(idle)}
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
         assert feature in verdict.exercised
     steps = {record.step for record in mended.header.records if record.stage == "draft.decode"}

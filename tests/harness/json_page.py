@@ -15,7 +15,7 @@ ELSEWHERE = {
     "acceptance": "one object, acceptance.json: [its guide](../guide/acceptance.md)",
     "kernels": "one object: release, properties and faults; with `--list` a list of functions",
     "info ledger": "a list of entries, with the fields of `cases/entry.py`",
-    "info rules": "a list of rules: `name`, `section`, `sentence`, `weights`",
+    "info rules": "a list of rules: `name`, `section`, `sentence`, `weights`, `stages`",
     "info models": "a list of recipes",
 }
 

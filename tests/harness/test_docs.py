@@ -11,15 +11,15 @@ from eagletwin.harness.check.argument import MOST_LINES, draw
 from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.rules import layer_rules_markdown, plain_rules_markdown, rules_json, rules_markdown
-from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import decode_case
 from eagletwin.harness.judge.features import PREDICATES
+from eagletwin.harness.judge.rules import catalogue, rules_json
 from eagletwin.harness.testing import plugin
 from eagletwin.reference import layout, tree
 from eagletwin.reference.sizes import count_candidates, reserved
 
+from . import rules_page
 from .test_tree_report import EXPANDED, SELECTED, WORKED, found
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,22 +64,20 @@ def test_what_the_pytest_plugin_takes_is_documented() -> None:
         assert f"{name}=" in text.partition("The marker `eagletwin(")[2].partition("`")[0], name
 
 
-def test_the_tables_of_rules_are_those_that_the_catalogue_renders() -> None:
-    text = (DOCS / "reference/rules.md").read_text()
-    tables = [f"| rule |{table}".partition("\n\n")[0] for table in text.split("| rule |")[1:]]
-    assert tables == [rules_markdown(), layer_rules_markdown(), plain_rules_markdown()]
-    assert {rule.section for rule in LAYER_RULES.values()} == {"3.7"}
-    assert {rule.section for rule in PLAIN_RULES.values()} == {"3.10"}
+def test_the_tables_of_rules_are_those_that_the_registry_renders() -> None:
+    assert rules_page.PAGE.read_text(encoding="utf-8") == rules_page.page(), "python -m tests.harness.rules_page"
+    rules = catalogue().values()
+    assert {rule.of_layers.section for rule in rules if rule.of_layers} == {"3.7"}
+    assert {rule.of_plain.section for rule in rules if rule.of_plain} == {"3.10"}
 
 
 def test_programs_read_the_same_catalogue() -> None:
-    rules = msgspec.json.decode(rules_json())
-    assert [rule["name"] for rule in rules] == list(RULES)
-    by_name = {rule["name"]: rule for rule in rules}
-    for name, rule in RULES.items():
-        assert (by_name[name]["section"], by_name[name]["sentence"], by_name[name]["weights"]) == tuple(rule)
-    assert {name for name, rule in by_name.items() if "of_layers" in rule} == set(LAYER_RULES)
-    assert {name for name, rule in by_name.items() if "of_plain" in rule} == set(PLAIN_RULES)
+    told = {rule["name"]: rule for rule in msgspec.json.decode(rules_json())}
+    assert list(told) == list(catalogue())
+    for name, rule in catalogue().items():
+        assert [told[name][key] for key in ("section", "sentence", "weights", "stages")] == [*rule[:3], list(rule.stages)]
+        for key, says in (("of_layers", rule.of_layers), ("of_plain", rule.of_plain)):
+            assert told[name].get(key) == (says and says._asdict())
 
 
 def test_every_feature_that_is_documented_has_a_predicate() -> None:

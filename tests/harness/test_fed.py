@@ -1,6 +1,6 @@
 """What the rows of a prefix hit consumed, of a draft of several layers."""
 
-from eagletwin.harness.judge.multi_layer_draft import FedTokens
+from eagletwin.harness.judge.rules.multi_layer_draft import FedTokens
 
 A, B = [7, 19, 5, 4, 60], [7, 19, 3, 8, 9]
 

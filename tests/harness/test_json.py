@@ -125,7 +125,7 @@ def test_ctrl_c_before_there_is_a_result_is_an_object(
     def ended(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eagletwin.harness.core.rules.rules_json", ended)
+    monkeypatch.setattr("eagletwin.harness.judge.rules.rules_json", ended)
     assert entered(monkeypatch, "info", "rules", "--json") == 130
     out, err = capsys.readouterr()
     assert msgspec.json.decode(out, type=FailedFacts).exit_code == 130

@@ -8,9 +8,9 @@ from packaging.version import Version
 from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import FAMILIES, RECIPES
+from eagletwin.harness.judge.rules import catalogue
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -70,8 +70,8 @@ def test_one_entry_is_listed_with_what_to_type(capsys: pytest.CaptureFixture[str
 
 def test_the_rules_are_listed_as_text_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "info", "rules")
-    assert all(f"{name}  (design" in text for name in RULES)
-    assert [rule["name"] for rule in json.loads(printed(capsys, "info", "rules", "--json"))] == list(RULES)
+    assert all(f"{name}  (design" in text for name in catalogue())
+    assert [rule["name"] for rule in json.loads(printed(capsys, "info", "rules", "--json"))] == list(catalogue())
 
 
 def test_the_models_are_listed_with_their_families_and_limits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge.rules import catalogue
 
 TESTS = Path(__file__).parents[1]
 ROOMS = ("engine", "triton_cpu", "kernels")
@@ -44,7 +44,7 @@ def planted(source: str) -> set[str]:
             and isinstance(node.ops[0], ast.Eq)
         ):
             found.update(_strings(node))
-    return found & RULES.keys()
+    return found & catalogue().keys()
 
 
 def test_each_rule_has_a_planted_fault() -> None:
@@ -52,7 +52,7 @@ def test_each_rule_has_a_planted_fault() -> None:
     for room in ROOMS:
         for path in sorted((TESTS / room).rglob("test_*.py")):
             found |= planted(path.read_text(encoding="utf-8"))
-    assert RULES.keys() - found == set(), "plant a fault for it: CONTRIBUTING.md, Add a rule"
+    assert catalogue().keys() - found == set(), "plant a fault for it: CONTRIBUTING.md, Add a rule"
 
 
 def test_a_rule_that_is_merely_named_has_no_fault() -> None:

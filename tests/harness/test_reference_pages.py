@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.core import errors
-from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
+from eagletwin.harness.judge.rules import catalogue
 
 from . import cli_page
 
@@ -30,9 +30,8 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 
 def test_every_section_that_a_report_cites_is_there() -> None:
     sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?)", (DOCS / "explanation/design.md").read_text(), re.MULTILINE))
-    cited = {
-        part for rule in (*RULES.values(), *LAYER_RULES.values(), *PLAIN_RULES.values()) for part in rule.section.split("-")
-    }
+    told = [says for rule in catalogue().values() for says in (rule, rule.of_layers, rule.of_plain) if says is not None]
+    cited = {part for says in told for part in says.section.split("-")}
     assert cited <= sections
 
 

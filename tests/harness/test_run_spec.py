@@ -19,9 +19,8 @@ from eagletwin.harness.commands import options as shared_options
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.rules import rules_off
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge.rules import catalogue, rules_off
 
 COMMANDS: Any = command_tree()
 
@@ -32,7 +31,7 @@ SECONDS = st.one_of(
 )
 REVERTED = sorted(entry.id for entry in LEDGER.values() if entry.revert is not None)
 REMEDIED = sorted(entry.id for entry in LEDGER.values() if entry.remedy is not None)
-OFF = sorted(rule for rule in RULES if not rule.startswith(("engine.", "kernel.")))
+OFF = sorted(rule for rule in catalogue() if not rule.startswith(("engine.", "kernel.")))
 
 
 def typed(option: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[str]]:

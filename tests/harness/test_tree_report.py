@@ -9,8 +9,9 @@ from eagletwin.harness.check.argument import MOST_LINES, argue, draw
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header
-from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.judge.rules import catalogue
 
 DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="sglang", version="0.5.23", device="cpu", kernels="", torch="", triton="")
@@ -176,7 +177,7 @@ def test_no_trace_breaks_it(seed: int) -> None:
         return [generator.choice((generator.randint(-3, 40), generator.randint(0, 9))) for _ in range(count)]
 
     trace = traced(numbers(5), numbers(6), numbers(6), numbers(6), numbers(3), topk=3)
-    for rule in RULES:
+    for rule in catalogue():
         for index in (
             "mask of node 9, node 2",
             "row 99, branch 7",

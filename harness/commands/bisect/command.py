@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import case_of, entry_named
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
-from eagletwin.harness.core.rules import rule_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.judge.rules import rule_named
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
@@ -86,7 +86,7 @@ def bisect(
 ) -> int:
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
     _check_options(since or until, git, features, spec.sglang)
-    if rule and rule_of(rule) in spec.without:
+    if rule and rule_named(rule) in spec.without:
         raise InputError(
             f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
             consequence="nothing was run",

@@ -12,7 +12,7 @@ from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.records import Header, accept_lengths
 from eagletwin.harness.core.signature import Signature, without_numbers
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
@@ -308,7 +308,7 @@ def count_rounds(found: dict[tuple[str, str], RoundsOfBoth], shared: SharedCase,
         return
     key = shared.case.model, shared.shape
     one = found.setdefault(key, RoundsOfBoth(*key))
-    lengths = [record.numbers["accept_len"] for record in base.records if record.stage == "verify"]
+    lengths = accept_lengths(base.records)
     one.cases += 1
     one.rounds = one.rounds[0] + len(lengths), one.rounds[1] + head[0]
     one.tokens = one.tokens[0] + sum(lengths), one.tokens[1] + head[1]

@@ -20,6 +20,7 @@ from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
+from eagletwin.harness.core.records import accept_lengths
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
@@ -137,7 +138,7 @@ def _changed(trial: Trial, run: RunSpec) -> Differs | None:
 def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
     differs = _changed(trial, run)
-    committed = [int(record.numbers["accept_len"]) for record in trial.header.records if record.stage == "verify"]
+    committed = accept_lengths(trial.header.records)
     finished = trial.header.ending.kind == "finished"
     return CaseSeen(
         block=block,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagletwin.cases.entry import Entry
+from eagletwin.harness.core.records import accept_lengths
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
@@ -57,13 +58,14 @@ def claim_text(right: Trace, wrong: Trace, name: str) -> str:
 
 
 def _decode(trace: Trace) -> dict[str, _Decoded]:
-    tokens, drafts = dict[str, tuple[int, ...]](), dict[str, list[int]]()
-    for number, record in enumerate(trace.header.records):
-        if record.stage == "verify":
-            drafts.setdefault(record.request, []).append(record.numbers["accept_len"] - 1)
-        elif record.stage == "finished":
-            tokens[record.request] = tuple(trace.tensor(number, "tokens").tolist())
-    return {name: _Decoded(answer, tuple(drafts.get(name, ()))) for name, answer in tokens.items()}
+    records = trace.header.records
+    return {
+        record.request: _Decoded(
+            tuple(trace.integers(number, "tokens")), tuple(length - 1 for length in accept_lengths(records, record.request))
+        )
+        for number, record in enumerate(records)
+        if record.stage == "finished"
+    }
 
 
 def _cut(numbers: Sequence[int], most: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 from torch import Tensor
 
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
 
 # Width of a bin of differences, as a share of a row's largest number: an eighth of what one rounding to bfloat16 may be off.
@@ -112,7 +112,7 @@ def _rounds(trace: Trace) -> int:
 
 
 def _accepted(trace: Trace) -> int:
-    return sum(record.numbers["accept_len"] for record in trace.header.records if record.stage == "verify")
+    return sum(accept_lengths(trace.header.records))
 
 
 def _rows(record: Record, one: Trace, own_number: int, other: Trace, other_number: int) -> Iterator[tuple[str, Tensor, Tensor]]:

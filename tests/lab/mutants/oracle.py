@@ -43,7 +43,7 @@ from .hunt import COUNTED, LIMITS, Hunted
 from .work import outcomes_in
 
 SECONDS = 60  # of one trace; then the mutant hangs
-ROOMS = ("reference", "harness/judge")
+ROOMS = ("reference", "harness/judge/rules", "harness/judge")  # a folder comes before the one that it is in
 _UNFIT = ("overload", "contextmanager")
 Said = tuple[Any, ...]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.recording import Tables
-from eagletwin.harness.core.trace import Recorder, When
+from eagletwin.harness.core.trace import Recorder
 
 from ..taps.pools import Allocation, Pool
 from ..taps.rows import ChangedRows
@@ -81,9 +81,6 @@ def permutation(key: str, rid: str, vocab_size: int) -> Array:
     return np.random.default_rng(seed).permutation(vocab_size)
 
 
-_START = When()
-
-
 class UnderWay:
     """All of them, by SGLang's id of the request."""
 
@@ -100,16 +97,14 @@ class UnderWay:
         round: int,
         stage: str,
         *,
-        step: int = 0,
-        layer: int = 0,
-        when: When = _START,
         numbers: dict[str, int] | None = None,
         tensors: dict[str, Array] | None = None,
+        **key: Any,
     ) -> None:
         """As Recorder.add. What belongs to requests that are not recorded is dropped."""
         recording = self.by_rid.get(request)
         if recording is not None:
-            recording.add(round, stage, numbers or {}, tensors or {}, step=step, layer=layer, when=when)
+            recording.add(round, stage, numbers or {}, tensors or {}, **key)
 
 
 # The draft's KV rows of requests that are recorded: each once, when it is committed. What a checkpoint at hand explains.

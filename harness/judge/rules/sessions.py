@@ -2,7 +2,7 @@
 
 A request of a session is, to every other rule, one whose prompt is all that was said in the session before, with its own prompt
 behind it, and which arrived when it was handed in: as_asked() makes the case such a one. What is left is where its rows come
-from. Called by judge.py, requests.py and slots.py.
+from.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.request_inputs import whole_prompts
 from eagletwin.harness.core.trace import Trace
 
-from .compare import Compare, Place
+from ..compare import Place
+from ..context import Rules
+from ..replay import RequestReplay
+from . import rule, stages
 from .events import WORK
-from .model import Model
-from .replay import RequestReplay
 
 _RULE = "session.rows"
 
@@ -77,21 +78,20 @@ class _Run:
     end: int | None = None
 
 
-class Sessions:
+class Sessions(Rules):
     """Follows the sessions of one trace."""
 
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, model: Model) -> None:
-        self._trace, self._stories, self._compare = trace, replays, compare
-        self._case, self._page = trace.header.case, trace.header.case.page_size
+    def begin(self) -> None:
+        self._page = self._case.page_size
         self._of = {request.id: request.session for request in self._case.requests if request.session}
         self._sessions = {name: _Session() for name in self._case.sessions}
         self._runs: dict[str, _Run] = {}
         self._flushes = {event.at for event in self._case.events if event.kind == "flush"}
         self._in_pauses = _flushes_in_pauses(self._case)
-        self._works = {record.iteration for record in trace.header.records if record.stage in WORK}
-        self._turns = trace.header.engine.pp
-        self._layers = max(1, model.mtp_layers)
-        self._own_tokens_only = model.memory and model.ahead > 0
+        self._works = {record.iteration for record in self._records if record.stage in WORK}
+        self._turns = self._trace.header.engine.pp
+        self._layers = max(1, self._model.mtp_layers)
+        self._own_tokens_only = self._model.memory and self._model.ahead > 0
 
     @property
     def any_open(self) -> bool:
@@ -106,6 +106,7 @@ class Sessions:
         """Whether a request goes on behind rows that its session keeps, and not behind the prefix cache's."""
         return request in self._runs and self._runs[request].kept
 
+    @stages("session")
     def changed(self, _number: int, record: Record) -> None:
         """A request is handed in, or a session closed."""
         if not record.request:
@@ -116,9 +117,10 @@ class Sessions:
             session.open, session.tokens, session.keeps = True, 0, False
         session.running = record.request
         most = session.tokens - 1 if self._own_tokens_only else session.tokens - 1 + session.spare
-        keeps = session.keeps and session.adapter == self._stories[record.request].adapter
+        keeps = session.keeps and session.adapter == self._replays[record.request].adapter
         self._runs[record.request] = _Run(session.tokens, keeps, most)
 
+    @stages("finished")
     def ended(self, number: int, record: Record) -> None:
         """A request is over."""
         session = self._sessions.get(self._of.get(record.request, ""))
@@ -128,7 +130,7 @@ class Sessions:
         if record.numbers["aborted"]:
             session.keeps = False
             return
-        replay = self._stories[record.request]
+        replay = self._replays[record.request]
         session.tokens = len(replay.prompt) + len(self._trace.integers(number, "tokens"))
         # its end was seen when the iteration of the flush began; SGLang refuses it as long as what ran last counts as running
         at = record.iteration
@@ -136,8 +138,12 @@ class Sessions:
         session.keeps, session.adapter = not flushed, replay.adapter
         session.spare = int(len(replay.tokens) > session.tokens)
 
-    def prefill(self, record: Record) -> None:
-        """A chunk is over: if it was the first since the request was queued, it began where the session's rows end."""
+    @rule("session.rows", "4", weights="no")
+    @stages("prefill")
+    def prefill(self, _number: int, record: Record) -> None:
+        """A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one
+        that the request before it was sent, and none of that token or behind it."""
+        # A chunk is over: if it was the first since the request was queued, it began where the session's rows end.
         run = self._runs.get(record.request)
         if run is None:
             return
@@ -154,8 +160,8 @@ class Sessions:
             least = max(0, run.said - self._layers)
             if not least <= start <= run.most:
                 self._report(place, run, least, start)
-        elif start >= len(self._stories[record.request].prompt):
-            most = len(self._stories[record.request].prompt) - 1
+        elif start >= len(self._replays[record.request].prompt):
+            most = len(self._replays[record.request].prompt) - 1
             why = "All that was said in its session, by requests that ended by themselves, and its own prompt are so long."
             self._compare.report(place, _RULE, "first row to be prefilled", f"{most} at most", start, why)
 

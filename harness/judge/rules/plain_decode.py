@@ -8,35 +8,37 @@ that makes no difference to the logits the two must choose the same token, whate
 import numpy as np
 
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
-from .bounds import Bounds
-from .compare import Compare, Place
-from .replay import RequestReplay
-from .request_logits import apply_request_logit_changes
+from ..compare import Place
+from ..context import Rules
+from ..request_logits import apply_request_logit_changes
+from . import rule, stages
 
 _RULE = "output.plain"
 
 
-class PlainDecode:
+class PlainDecode(Rules):
     """Checks the records `plain` of one trace."""
 
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, bounds: Bounds) -> None:
-        self._trace, self._stories, self._compare, self._bounds = trace, replays, compare, bounds
-        self._requests = {request.id: request for request in trace.header.case.requests}
+    def begin(self) -> None:
         # what each request was sent, and whether it was aborted
         self._finished = {
-            record.request: (trace.integers(number, "tokens"), bool(record.numbers["aborted"]))
-            for number, record in enumerate(trace.header.records)
+            record.request: (self._trace.integers(number, "tokens"), bool(record.numbers["aborted"]))
+            for number, record in enumerate(self._records)
             if record.stage == "finished"
         }
 
+    @rule("output.plain", "3.9", weights="yes")
+    @stages("plain")
     def said(self, number: int, record: Record) -> None:
-        replay, request = self._stories[record.request], self._requests[record.request]
+        """Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by
+        logits that count all that was sent before; and the request was sent the same one, but where penalties of a round
+        count nothing of the round."""
+        replay, request = self._replay(record), self._case.request(record.request)
         (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")
-        ends = RECIPES[self._trace.header.case.model].end_of_sequence
+        ends = RECIPES[self._case.model].end_of_sequence
         if aborted and says and says[-1] in (*request.stop, ends):
             emitted = emitted[: len(says)]  # an abort lets a round's answer go on behind a stop token; plain decode ends there
         if len(says) != len(emitted):
@@ -46,7 +48,7 @@ class PlainDecode:
             return  # what was sent is not what was committed: output.tokens says so
         target = replay.target
         unchanged = target.logits if target.plain is None else target.plain
-        counted = apply_request_logit_changes(self._trace.header.case, request, replay.tokens, {}, unchanged)
+        counted = apply_request_logit_changes(self._case, request, replay.tokens, {}, unchanged)
         rows = slice(first, first + len(emitted))
         strict, declared = (unchanged if counted is None else counted)[rows], target.logits[rows]
         self._compare.choices(place, _RULE, strict, [[token] for token in says], lambda row, _: f"token {row} of plain decode")

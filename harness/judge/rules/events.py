@@ -1,36 +1,37 @@
 """Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass.
 
-Called by requests.py. It looks at when records were made, never at their numbers.
+It looks at when records were made, never at their numbers.
 """
 
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.valid import round_slots
 
-from .compare import Compare, Place
-from .model import Model
-from .request_logits import end_of
+from ..compare import Place
+from ..context import Rules
+from ..request_logits import end_of
+from . import rule, stages
 
 _RULE = "schedule.events"
 WORK = ("prefill", "draft", "verify", "extend")
 
 
-class Events:
+class Events(Rules):
     """Checks the events of one case."""
 
-    def __init__(self, trace: Trace, compare: Compare) -> None:
-        self._case: Case = trace.header.case
-        self._records = trace.header.records
-        self._compare = compare
-        self._overlap = trace.header.engine.overlap
-        self._turns = trace.header.engine.pp
+    def begin(self) -> None:
+        self._overlap = self._trace.header.engine.overlap
+        self._turns = self._trace.header.engine.pp
         self._counts = {record.iteration: number for number, record in enumerate(self._records) if record.stage == "iteration"}
-        self._trace = trace
         self._ended = {record.request: record for record in self._records if record.stage == "finished"}
         self._seen = max(self._counts, default=-1)  # the last iteration that the trace knows to have begun
 
+    @rule("schedule.events", "4", weights="no", also=("abort", "finished"))
+    @stages("end")
     def check(self) -> None:
+        """An aborted request ends within a step, one that is aborted inside a step with what that gives; a retracted one starts
+        again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush. No request is
+        aborted for want of memory that nobody else holds and that is enough for it."""
         paused = False
         for number, event in enumerate(self._case.events):
             if event.at >= self._seen:  # the run ended before its effect could show
@@ -96,7 +97,7 @@ class Events:
         ]
         all_steps = [record.iteration for record in own]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
-        ended, place = self._ended.get(name), self._place(event)
+        ended, place = self._ended.get(name), self._place_of(event)
         begun = [record.iteration for record in own if record.stage == "prefill" and record.iteration >= event.at]
         if self._overlap and begun:  # each of these prefills but the first shows that the steps before it were lost
             last, most = [iteration for iteration in steps if iteration >= begun[-1]], 2
@@ -115,7 +116,7 @@ class Events:
             if again is None or self._work(name, 0, event.at) is None or not self._compare.on(_RULE):
                 continue
             if again.stage != "prefill" or "mixed" in again.numbers:
-                place = self._place(event)
+                place = self._place_of(event)
                 self._compare.report(place, _RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
 
     def _pause(self, event: Event, resumed: int) -> None:
@@ -124,7 +125,7 @@ class Events:
         batch = self._work("", event.at, min(resumed, self._seen + 1))
         if batch is not None:
             reported = f"a batch in iteration {batch.iteration}"
-            self._compare.report(self._place(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
+            self._compare.report(self._place_of(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
 
     def _flush(self, event: Event) -> None:
         """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
@@ -137,26 +138,24 @@ class Events:
             return
         cached = len(self._trace.tensor(after, "cached"))
         if cached:
-            self._compare.report(self._place(event), _RULE, "slots in the cache after the flush", 0, cached)
+            self._compare.report(self._place_of(event), _RULE, "slots in the cache after the flush", 0, cached)
 
-    def _place(self, event: Event) -> Place:
+    def _place_of(self, event: Event) -> Place:
         return Place(self._records[self._counts[event.at]], "iteration")
 
 
-# Aborts that came inside a step: what the batch under way gave is the last that the request has. Called by requests.py.
+# Aborts that came inside a step: what the batch under way gave is the last that the request has.
 #
 # A running request that is aborted ends when its next result is looked at, with what that gave it. Results are looked at in
 # the order in which their batches were launched, so that result follows from how many were looked at when the scheduler learned
 # of the abort. With overlap one batch more may have been launched by then; what it gives is nobody's.
 
 
-class Aborts:
+class Aborts(Rules):
     """Judges the records of aborts of one trace."""
 
-    def __init__(self, trace: Trace, compare: Compare) -> None:
-        self._trace, self._compare = trace, compare
-        self._requests = {request.id: request for request in trace.header.case.requests}
-        records = trace.header.records
+    def begin(self) -> None:
+        records = self._records
         self._iterations = {record.iteration: record for record in records if record.stage == "iteration"}
         self._batch = {record.iteration: record.step for record in records if record.stage == "batch"}
         self._ended = {record.request: (n, record) for n, record in enumerate(records) if record.stage == "finished"}
@@ -165,6 +164,7 @@ class Aborts:
             if record.stage in ("prefill", "verify"):
                 self._own.setdefault(record.request, []).append(record)
 
+    @stages("abort")
     def came(self, _number: int, record: Record) -> None:
         """An abort: of a request that has not ended, and whose end the trace has."""
         name = record.request
@@ -206,7 +206,7 @@ class Aborts:
 
     def _given(self, name: str, last: Record) -> int:
         """How many tokens the request has with what this batch gave: up to its grammar's end, and past max_new_tokens."""
-        request, numbers = self._requests[name], last.numbers
+        request, numbers = self._case.request(name), last.numbers
         known = numbers["end"] if last.stage == "prefill" else numbers["new_seq_len"]
         tokens = known + 1 - len(request.prompt)
         emitted = self._trace.integers(self._ended[name][0], "tokens")
@@ -218,8 +218,7 @@ def _restarts(record: Record) -> bool:
     return record.stage == "prefill" and "mixed" not in record.numbers
 
 
-# Requests that the scheduler gave up for want of memory, though the pool has room for them: `schedule.events`. Called by
-# requests.py.
+# Requests that the scheduler gave up for want of memory, though the pool has room for them: `schedule.events`.
 #
 # Where the pool is full, SGLang retracts until one request is left, and aborts that one if even it has no room. That is right
 # where the pool is too small for the request alone, and there is no answer for it then: judge.py says that it cannot tell. It
@@ -235,24 +234,23 @@ def _restarts(record: Record) -> bool:
 _ROUNDS = 5
 
 
-class GivenUp:
+class GivenUp(Rules):
     """Judges requests of one trace that ended by an abort."""
 
-    def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
-        case = trace.header.case
-        self._trace, self._case, self._compare = trace, case, compare
-        self._records = trace.header.records
+    def begin(self) -> None:
+        case, model = self._case, self._model
         self._aborts = [event for event in case.events if event.kind == "abort"]
         self._on = (
             model.numbers
             and not (model.keeping or case.sessions)
             and case.engine.sglang.adaptive is None
-            and trace.header.engine.pp == 1
+            and self._trace.header.engine.pp == 1
         )
 
-    def finished(self, record: Record, impossible: bool) -> None:
-        """A request has ended. impossible: it asked for what cannot be."""
-        if not self._on or not record.numbers["aborted"] or impossible:
+    @stages("finished")
+    def finished(self, _number: int, record: Record) -> None:
+        """A request has ended."""
+        if not self._on or not record.numbers["aborted"] or record.request in self._context.impossible:
             return
         request = self._case.request(record.request)
         if request.grammar is not None or request.id in {event.request for event in self._aborts}:

@@ -1,6 +1,6 @@
 """Verify that samples: `verify.coins`, `verify.probabilities`, `draft.probabilities`, and `verify.accept` by the coins.
 
-Called by requests.py. The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
+The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
 compared with the reference's; what it decided is then judged by its own numbers, so that only the rounding of sums is excused.
 So is the distribution that it made of its logits: these are compared with the reference's, and where top_k, top_p and min_p cut
 is then judged by these.
@@ -17,15 +17,18 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds, seeded_coins
 
-from .bounds import Bounds, log_scale, logs, magnitude, sum_rounding, with_tail
-from .compare import Compare, Place
-from .replay import RequestReplay, Round
-from .request_logits import before_additions
+from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
+from ..compare import Place
+from ..context import Rules
+from ..replay import Round
+from ..request_logits import before_additions
+from ..trees import parents_of
+from . import rule, stages
+from .multi_layer_draft import Layers
 
 # What SGLang makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
 _GREEDY = Sampling(top_k=1)
@@ -33,12 +36,11 @@ _GREEDY = Sampling(top_k=1)
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
 
 
-class Samples:
+class Samples(Rules):
     """Judges what depends on chance in one trace."""
 
-    def __init__(self, trace: Trace, compare: Compare, bounds: Bounds) -> None:
-        self._trace, self._compare, self._bounds = trace, compare, bounds
-        self._case = trace.header.case
+    def begin(self) -> None:
+        self._on = self._case.samples and self._model.numbers
         self._drawn: dict[tuple[float, ...], Record] = {}  # coins -> the round that had them
         self._before: dict[str, list[float]] = {}  # request -> all coins of its round before
         self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
@@ -77,51 +79,18 @@ class Samples:
             reported = f"{token}, which {before:.6g} of it come before"
             self._compare.report(place, rule, index, f"one of the best tokens that have {sampling.top_p} of the mass", reported)
 
-    def verified(
-        self,
-        number: int,
-        record: Record,
-        replay: RequestReplay,
-        round: Round,
-        parents: Sequence[int] | None,
-        proposed_from: Array,
-    ) -> bool:
-        """Judge what a verify did by its coins; False if nothing that it commits depends on them.
-
-        parents: of the nodes [D]; proposed_from [S, V]: the logits of the draft's rows, of which row s proposed d[s+1]
-        """
-        sampling, place = self._case.sampled(record.request), Place(record, "verify")
-        if "coins" not in record.tensors:
+    @rule("verify.coins", "3.5", weights="no")
+    @stages("verify")
+    def coins(self, number: int, record: Record) -> None:
+        """Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin
+        of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed,
+        its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24."""
+        sampling, place, rule = self._case.sampled(record.request), Place(record, "verify"), "verify.coins"
+        if "coins" not in record.tensors and self._on:
             if sampling is not None and self._compare.on("verify.accept"):
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
-            return sampling is not None
-        self._coins(number, record, place, sampling)
-        asked = self._case.request(record.request).sampling or _GREEDY
-        accepted = range(round.committed, round.end)
-        judged = replay.allowing(accepted)
-        logits = replay.chosen_by(round)[: len(judged)]
-        targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
-        if "target_logits" in record.tensors:
-            own = self._trace.tensor(number, "target_logits")[: len(logits)]
-            computed = logits if replay.target.plain is None else replay.target.plain[judged.start : judged.stop]
-            self._made_of_its_logits(place, asked, logits, targets, own, computed)
-        else:  # up to schema 3
-            self._made_of_the_reference(place, asked, logits, targets)
-        drafts = None
-        if "draft_probabilities" in record.tensors:
-            drafts = self._trace.tensor(number, "draft_probabilities")
-            self._draft_probabilities(place, asked, proposed_from, drafts, round)
-        if sampling is None:
-            return False  # what a greedy request must commit depends on no coin
-        with self._compare.looking_away(judged != accepted):
-            self._decisions(number, record, round, parents, targets, drafts)
-        self._compare.left_out("verify.probabilities", len(accepted) - len(judged))
-        return True
-
-    def _coins(self, number: int, record: Record, place: Place, sampling: Sampling | None) -> None:
-        """They are coins, as they were drawn; no two rounds have the same; those of a seed are its own."""
-        rule = "verify.coins"
-        if not self._compare.on(rule):
+            return
+        if not self._on or not self._compare.on(rule):
             return
         coins = [float(coin) for name in ("coins", "final_coins") for coin in self._trace.tensor(number, name).tolist()]
         wrong = [n for n, coin in enumerate(coins) if not 0 <= coin < 1]
@@ -154,6 +123,28 @@ class Samples:
                 self._compare.report(
                     place, rule, f"coin {shared[0]} (the last is the final one)", "a coin of its own", reported
                 )
+
+    @rule("verify.probabilities", "3.5", weights="yes")
+    @stages("verify")
+    def targets(self, number: int, record: Record) -> None:
+        """Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at
+        min_p. Its logits are the reference's, within the bound; the distribution is that of exactly its logits, within the
+        roundings of float32."""
+        if not self._on or "coins" not in record.tensors:
+            return
+        replay, round, place = self._replay(record), self._round(record), Place(record, "verify")
+        asked = self._case.request(record.request).sampling or _GREEDY
+        judged = replay.allowing(range(round.committed, round.end))
+        logits, targets = replay.chosen_by(round)[: len(judged)], self._targets(number, judged)
+        if "target_logits" in record.tensors:
+            own = self._trace.tensor(number, "target_logits")[: len(logits)]
+            computed = logits if replay.target.plain is None else replay.target.plain[judged.start : judged.stop]
+            self._made_of_its_logits(place, asked, logits, targets, own, computed)
+        else:  # up to schema 3
+            self._made_of_the_reference(place, asked, logits, targets)
+
+    def _targets(self, number: int, judged: range) -> Tensor:
+        return self._trace.tensor(number, "target_probabilities")[: len(judged)]
 
     def _shares(self, record: Record, coins: list[float]) -> list[int]:
         """Which of a round's coins [D + 1] are another's too. One in 2**24 is so by chance: a trace may have one, not two."""
@@ -225,34 +216,53 @@ class Samples:
 
         self._compare.floats(place, "verify.probabilities", np.stack(expected), np.stack(actual), name, np.array(scales))
 
-    def _draft_probabilities(self, place: Place, sampling: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
-        """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
+    @rule("draft.probabilities", "3.5", weights="yes")
+    @stages("verify")
+    def drafts(self, number: int, record: Record) -> None:
+        """The draft distribution q that rejection sampling uses is softmax(logits / temperature) of the draft's row that
+        proposed the token."""
+        # Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts.
+        if not self._on or not {"coins", "draft_probabilities"} <= {*record.tensors}:
+            return
+        round, place = self._round(record), Place(record, "verify")
+        layers = self._context.of(Layers).proposed_from(record.request) if self._model.mtp_layers else None
+        logits = self._replay(record).growths[record.round].logits if layers is None else layers
         logits = logits[: round.steps]  # of a chain; the reference goes on as far as the longest round
-        softmax = (torch.from_numpy(logits) / sampling.temperature).softmax(-1)
+        drafts, asked = (
+            self._trace.tensor(number, "draft_probabilities"),
+            self._case.request(record.request).sampling or _GREEDY,
+        )
+        softmax = (torch.from_numpy(logits) / asked.temperature).softmax(-1)
         expected, reported = logs(softmax.numpy()), logs(drafts.numpy())
-        scale = log_scale(logits, sampling.temperature)
+        scale = log_scale(logits, asked.temperature)
         self._compare.floats(
             place, "draft.probabilities", expected, reported, lambda n: f"logarithms of what d[{n + 1}] was drawn from", scale
         )
-        if self._case.sampled(place.record.request) is None:
+        if self._case.sampled(record.request) is None:
             return
         for step, token in enumerate(round.drafted):
             if self._compare.on("draft.proposal") and not (0 <= token < drafts.shape[1] and float(drafts[step, token]) > 0):
                 index = f"d[{step + 1}]"
                 self._compare.report(place, "draft.proposal", index, "a token that could be drawn", f"{token}, which could not")
 
-    def _decisions(
-        self,
-        number: int,
-        record: Record,
-        round: Round,
-        parents: Sequence[int] | None,
-        targets: Tensor,
-        drafts: Tensor | None,
-    ) -> None:
+    @stages("verify")
+    def decisions(self, number: int, record: Record) -> None:
+        """What a request that samples must commit: a part of `verify.accept`."""
+        if not self._on or "coins" not in record.tensors or self._case.sampled(record.request) is None:
+            return
+        round = self._round(record)
+        accepted = range(round.committed, round.end)
+        judged = self._replay(record).allowing(accepted)
+        with self._compare.looking_away(judged != accepted):
+            self._decisions(number, record, round, self._targets(number, judged))
+        self._compare.left_out("verify.probabilities", len(accepted) - len(judged))
+
+    def _decisions(self, number: int, record: Record, round: Round, targets: Tensor) -> None:
         rule, place, bonus = "verify.accept", Place(record, "verify"), record.numbers["bonus"]
+        parents = parents_of(self._case, round)
         if parents is None or not self._compare.on(rule):  # no tree: reported where it was made
             return
+        drafts = self._trace.tensor(number, "draft_probabilities") if "draft_probabilities" in record.tensors else None
         coins: list[float] = self._trace.tensor(number, "coins").double().tolist()
         final = float(self._trace.tensor(number, "final_coins"))
         width = targets.shape[1]
@@ -267,15 +277,8 @@ class Samples:
             tokens, settings = [round.bonus, *round.drafted], self._case.engine.sglang
             draws, walk = Draws(coins, final), Walk(round.path, bonus)
             if drafts is None:
-                followed = follow_tree(
-                    rows,
-                    tokens,
-                    parents,
-                    draws,
-                    walk,
-                    own,
-                    Thresholds(settings.accept_single, settings.accept_acc),
-                )
+                thresholds = Thresholds(settings.accept_single, settings.accept_acc)
+                followed = follow_tree(rows, tokens, parents, draws, walk, own, thresholds)
             else:
                 followed = follow_chain(rows, drafts.double(), tokens, draws, walk, own, [0.0] * len(drafts))
         except (ValueError, IndexError) as error:

@@ -1,155 +1,19 @@
-"""The prefix cache: which rows it has, which it does not keep (`radix.kept`), and which hits were missed (`radix.hit`)."""
+"""The prefix cache: which rows it does not keep (`radix.kept`), and which hits were missed (`radix.hit`)."""
 
-from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
-from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
-from .compare import Compare, Place
-from .model import Model
-from .replay import RequestReplay
-from .request_logits import end_of
+from ..compare import Place
+from ..context import Rules
+from ..request_logits import end_of
+from . import rule, stages
+from .cached_rows import CacheRows, pairs_of, tokens_at_lookup
 from .sessions import Sessions
 from .states import TrackedStates
 
-# What was copied between the device and a hierarchical cache's pools on the host: whose rows are in which slot afterwards.
-#
-# A copy's record has the slots that the prefix cache's tree has for both ends. What the device's slots held when it was asked
-# for is what the host's must hold, and the other way round: whatever the copy itself did. Rows that it left out, or took to
-# other slots, are then other rows than are known to be there.
-
-_What = TypeVar("_What")
-
-
-def pairs_of(trace: Trace, number: int, prefix: str = "") -> list[tuple[int, int]]:
-    """(slot of the device, slot of the host) of a copy; nothing of a space of slots that it does not touch.
-
-    prefix: of the names of the space's tensors"""
-    if f"{prefix}device" not in trace.header.records[number].tensors:
-        return []
-    return list(zip(*(trace.integers(number, f"{prefix}{end}") for end in ("device", "host")), strict=True))
-
-
-def carry(
-    pairs: list[tuple[int, int]], restore: bool, device: MutableMapping[int, _What], host: MutableMapping[int, _What]
-) -> None:
-    """Take what is known of the slots at one end to those at the other. Of one of which nothing is known, nothing is left."""
-    for at_device, at_host in pairs:
-        origin, target, source, slot = (host, device, at_host, at_device) if restore else (device, host, at_device, at_host)
-        if source in origin:
-            target[slot] = origin[source]
-        else:
-            target.pop(slot, None)
-
-
-def restored(trace: Trace) -> dict[tuple[str, int], int | None]:
-    """(request, iteration) -> how many of its rows came back from the host. None: so did rows that layers with a window lacked,
-    and SGLang counts all rows as the host's that were of no use without those, where they are on the device, too."""
-    found: dict[tuple[str, int], int | None] = {}
-    for number, record in enumerate(trace.header.records):
-        if record.stage == "copy" and record.numbers["restore"]:
-            key, count = (record.request, record.iteration), len(trace.array(number, "device"))
-            before = found.get(key, 0)
-            found[key] = None if before is None or "window_device" in record.tensors else before + count
-    return found
-
-
-# Which rows the prefix cache has of a sequence of tokens, by its slots.
-#
-# What is in a slot is known by the request that last committed a row there: row i is that of another request if all tokens that
-# it is a function of are the same, and its target is.
-
-_NOBODY = ("", 0)  # has the row in a slot of which nothing is known
-
-
-@dataclass(slots=True)
-class CachedPrefix:
-    """Rows of the cache that are those of a sequence.
-
-    rows  of its prefixes; live: those of them that layers with a window have, too
-    """
-
-    rows: set[int] = field(default_factory=set)
-    live: set[int] = field(default_factory=set)
-
-    @property
-    def count(self) -> int:
-        """How many there are from the first on without a gap."""
-        return next(row for row in range(len(self.rows) + 1) if row not in self.rows)
-
-
-def tokens_at_lookup(replay: RequestReplay, number: int, record: Record) -> int:
-    """How many tokens the request of this prefill record had when it was looked up: all that are known but the one that its
-    last chunk gave."""
-    return replay.known[number] + (not record.numbers["final"])
-
-
-class CacheRows:
-    """Knows which row lies in which slot. on: whether that is asked, as there is a cache"""
-
-    def __init__(self, trace: Trace, replays: Mapping[str, RequestReplay], model: Model) -> None:
-        self._trace, self._stories, self._ahead = trace, replays, model.ahead
-        self.on = model.numbers and trace.header.case.engine.sglang.radix_cache
-        self._from = {request.id: _first_logits(request) for request in trace.header.case.requests}
-        self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
-        self._on_host: dict[int, tuple[str, int]] = {}
-
-    def looked_up(self, name: str, known: int) -> int:
-        """Rows that SGLang looks up of a request with so many tokens: not that of the last one, whose logits are wanted, nor
-        those behind the first whose logprob is asked for; and where keys are pairs of tokens there is one less."""
-        asked = self._from[name]
-        return max(0, min(known - 1, known if asked is None else asked) - self._ahead)
-
-    def copied(self, number: int, record: Record) -> list[tuple[int, int]]:
-        """Rows went to the host, or came back: (slot of the device, slot of the host) of each."""
-        pairs = pairs_of(self._trace, number)
-        carry(pairs, bool(record.numbers["restore"]), self._committed, self._on_host)
-        return pairs
-
-    def committed(self, number: int, record: Record) -> None:
-        """A prefill or a round is over: its rows are the request's tokens'."""
-        for row, slot in enumerate(self._trace.integers(number, "table") if self.on else ()):
-            self._committed[slot] = record.request, row
-
-    def of(self, replay: RequestReplay, count: int, cached: Mapping[int, bool], host: Iterable[int] = ()) -> CachedPrefix:
-        """Of the first `count` tokens of a request, with these slots in the cache. cached: slot -> whether layers with a window
-        have its row, too; host: slots of the host's memory. Their rows are of no layer with a window until they come back. A
-        row is no other target's: rows of requests with another adapter are none of it."""
-        tokens = replay.tokens[:count]
-        alike = {
-            name: _alike(other.tokens, tokens) if other.adapter == replay.adapter else 0
-            for name, other in self._stories.items()
-        }
-        found = CachedPrefix()
-        held = [(*self._committed.get(slot, _NOBODY), live) for slot, live in cached.items()]
-        for owner, row, live in (*held, *((*self._on_host.get(slot, _NOBODY), False) for slot in host)):
-            if owner and row + self._ahead < alike[owner]:
-                found.rows.add(row)
-                if live:
-                    found.live.add(row)
-        return found
-
-
-def _alike(some: list[int], others: list[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    return next(
-        (n for n, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), min(len(some), len(others))
-    )
-
-
-def _first_logits(request: Request) -> int | None:
-    """The first row whose logits a request wants for its logprobs; None: no row but the last."""
-    wanted = request.logprobs
-    if wanted is None or (wanted.start < 0 and wanted.tokens):
-        return None
-    return len(request.prompt) if wanted.start < 0 else wanted.start
-
-
-# Rows that the prefix cache does not keep: `radix.kept`. Called by requests.py.
+# Rows that the prefix cache does not keep: `radix.kept`.
 #
 # What a chunk or a prompt leaves is put into the cache when its batch is over, locked as long as the request runs, and what a
 # request has when it ends is put there at its end. A cache that keeps less gives right
@@ -181,23 +45,15 @@ class _Step:
     most: int
 
 
-class KeptRows:
+class KeptRows(Rules):
     """Knows what is promised of each request, and the slots of the prefix cache when the iteration and the batch began."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        replays: dict[str, RequestReplay],
-        compare: Compare,
-        model: Model,
-        rows: CacheRows,
-        sessions: Sessions,
-    ) -> None:
-        header = trace.header
-        self._trace, self._stories, self._compare, self._rows, self._sessions = trace, replays, compare, rows, sessions
+    def begin(self) -> None:
+        header, model = self._trace.header, self._model
+        self._rows, self._sessions = self._context.of(CacheRows), self._context.of(Sessions)
         # older traces of windows do not say what the cache had when a request was looked up: completeness.py
         told = not model.windows or any(record.stage == "looked_up" for record in header.records)
-        self._on = rows.on and told and not model.keeping
+        self._on = self._rows.on and told and not model.keeping
         self._page, self._ahead = header.case.page_size, model.ahead
         # with overlap the result of a prefill is looked at when the request's first round, or mixed step, has begun
         self._late = header.engine.overlap
@@ -215,24 +71,28 @@ class KeptRows:
         self._read: dict[str, tuple[int, int]] = {}
         self._grammars = {request.id: request.grammar for request in header.case.requests}
 
-    def iteration(self, number: int) -> None:
+    @stages("iteration")
+    def iteration(self, number: int, _record: Record) -> None:
         """An iteration begins: all that ended before it is over."""
         if self._on:
             self._iteration = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
-    def batch(self, number: int) -> None:
+    @stages("batch")
+    def batch(self, number: int, _record: Record) -> None:
         """A batch begins: chunks before it are over."""
         if self._on:
             self._batch = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
+    @stages("looked_up")
     def looked_up(self, number: int, record: Record) -> None:
         """A request was looked up, on the device and the host. What is in a slot is known now: the batch that it goes into may
         be given slots of rows that are evicted for it."""
         if self._on:
-            replay, cached = self._stories[record.request], dict.fromkeys(self._trace.integers(number, "cached"), True)
+            replay, cached = self._replays[record.request], dict.fromkeys(self._trace.integers(number, "cached"), True)
             found = self._rows.of(replay, len(replay.tokens), cached, self._trace.integers(number, "host"))
             self._reach[record.request] = found.count
 
+    @stages("read")
     def read(self, number: int, record: Record) -> None:
         """A result was looked at before a retraction. Who ended with it is said when the next iteration begins; by then their
         rows may be evicted, and their slots another request's."""
@@ -240,11 +100,14 @@ class KeptRows:
             return
         cached = dict.fromkeys(self._trace.integers(number, "cached"), True)
         for name in self._steps:
-            replay = self._stories[name]
+            replay = self._replays[name]
             self._read[name] = record.iteration, self._rows.of(replay, len(replay.tokens), cached).count
 
+    @rule("radix.kept", "4", weights="no", also=("extend", "finished"))
+    @stages("prefill")
     def prefill(self, number: int, record: Record) -> None:
-        """A chunk is over."""
+        """The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those
+        of the tokens that a request was sent when it ends."""
         if not self._promised(record):
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
@@ -257,7 +120,7 @@ class KeptRows:
         if before == start and name in self._fresh and name not in self._reach:
             self._live(record)
         else:
-            self._branch[name] = self._parting(name, tokens_at_lookup(self._stories[name], number, record), start)
+            self._branch[name] = self._parting(name, tokens_at_lookup(self._replays[name], number, record), start)
         self._fresh.add(name)
         kept = self._put(name, end)
         self._chunk[name] = end, kept
@@ -284,7 +147,8 @@ class KeptRows:
             return branch
         return self._whole(end)
 
-    def round(self, record: Record) -> None:
+    @stages("extend")
+    def round(self, _number: int, record: Record) -> None:
         """A round is over."""
         if not self._promised(record):
             return
@@ -292,11 +156,12 @@ class KeptRows:
         self._goes_on(record)
         self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
 
+    @stages("finished")
     def finished(self, number: int, record: Record) -> None:
         """A request has ended."""
         name = record.request
         tokens = self._trace.integers(number, "tokens")
-        sent = len(self._stories[name].prompt) + len(tokens)
+        sent = len(self._replays[name].prompt) + len(tokens)
         last = next((step for step in self._steps.get(name, []) if step.sent >= sent), None)
         if not self._promised(record) or record.numbers["aborted"] or last is None:
             return
@@ -324,7 +189,7 @@ class KeptRows:
 
     def _there(self, place: Place, promised: int, cached: dict[int, bool], why: str) -> None:
         self._enough(
-            place, promised, self._rows.of(self._stories[place.record.request], promised + self._ahead, cached).count, why
+            place, promised, self._rows.of(self._replays[place.record.request], promised + self._ahead, cached).count, why
         )
 
     def _enough(self, place: Place, promised: int, count: int, why: str) -> None:
@@ -336,36 +201,28 @@ class KeptRows:
         return max(0, rows - self._ahead) // self._page * self._page
 
 
-# Prefix hits that were missed: `radix.hit`. Called by requests.py.
+# Prefix hits that were missed: `radix.hit`.
 #
-# A request that is prefilled begins behind the longest prefix of its tokens that the prefix cache has when its batch begins
-# . A cache that misses a hit gives right answers, slowly: no other rule can see it.
+# A request that is prefilled begins behind the longest prefix of its tokens that the prefix cache has when its batch begins.
+# A cache that misses a hit gives right answers, slowly: no other rule can see it.
 
 _HIT_RULE = "radix.hit"
 
 
-class Hits:
+class Hits(Rules):
     """Knows which slots were the prefix cache's when the batch began."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        replays: dict[str, RequestReplay],
-        compare: Compare,
-        model: Model,
-        rows: CacheRows,
-        tracked: TrackedStates,
-        sessions: Sessions,
-    ) -> None:
-        self._trace, self._stories, self._compare = trace, replays, compare
-        self._rows, self._tracked, self._sessions = rows, tracked, sessions
-        self._page = trace.header.case.page_size
+    def begin(self) -> None:
+        of = self._context.of
+        self._rows, self._tracked, self._sessions = of(CacheRows), of(TrackedStates), of(Sessions)
+        self._page = self._case.page_size
         self._states = set[int]()  # slots of states that the cache had when the batch began
-        self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
+        self._back = RECIPES[self._case.model].window if self._model.numbers else 0
         self._restored: set[int] = set()  # slots whose rows came back from the host since the last batch
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
         self._ends: dict[str, int] = {}  # request -> where its last chunk ended
 
+    @stages("batch")
     def batch(self, number: int, record: Record) -> None:
         """A batch begins."""
         if not self._rows.on:
@@ -377,18 +234,24 @@ class Hits:
         self._states = set(self._trace.integers(number, "state_cached")) if self._tracked.on else set()
         self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
 
-    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
-        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
-        if restore:
-            self._restored |= {device for device, _ in pairs}
+    @stages("copy")
+    def copied(self, number: int, record: Record) -> None:
+        """Rows went to the host, or came back."""
+        if record.numbers["restore"]:
+            self._restored |= {device for device, _ in pairs_of(self._trace, number)}
 
+    @rule("radix.hit", "4", weights="no")
+    @stages("prefill")
     def prefill(self, number: int, record: Record) -> None:
-        """A chunk is over. If it was the first since the request was queued, it began where its hit ended."""
+        """A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages,
+        with those that its next row sees in a window, where layers keep states to where it has one, and no further than to
+        the row from which it wants logprobs."""
+        # A chunk is over. If it was the first since the request was queued, it began where its hit ended.
         before, start = self._ends.get(record.request), record.numbers["start"]
         self._ends[record.request] = record.numbers["end"]
         own = self._sessions.goes_on(record.request)
         if self._rows.on and start != before and not own and self._compare.on(_HIT_RULE):
-            known = tokens_at_lookup(self._stories[record.request], number, record)
+            known = tokens_at_lookup(self._replays[record.request], number, record)
             longest = self._longest(record.request, known)
             if start < longest:
                 why = f"So many of its {known} tokens have their rows in the prefix cache."
@@ -398,7 +261,7 @@ class Hits:
     def _longest(self, name: str, known: int) -> int:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: of those that are looked up, with
         the rows that its next row sees in a window."""
-        replay = self._stories[name]
+        replay = self._replays[name]
         stored, ends = self._rows.of(replay, known, self._cached), self._tracked.ends(replay.tokens[:known], self._states)
         most = min(stored.count, self._rows.looked_up(name, known)) // self._page * self._page
         for end in range(most, 0, -self._page):

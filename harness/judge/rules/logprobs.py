@@ -1,4 +1,4 @@
-"""What a request was told of the probabilities of tokens: `output.logprobs`. Called by outputs.py.
+"""What a request was told of the probabilities of tokens: `output.logprobs`.
 
 The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither a
 temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first place
@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Case, Logprobs, Request
+from eagletwin.harness.core.case import Logprobs, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 
-from .bounds import bounds_of, log_scale
-from .compare import Compare, Place
-from .replay import RequestReplay
+from ..bounds import log_scale
+from ..compare import Place
+from ..context import Rules
+from ..replay import RequestReplay
+from . import rule, stages
+from .outputs import Answers
 
 _RULE = "output.logprobs"
 _LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
@@ -52,21 +54,24 @@ class _Said(NamedTuple):
     numbers: Array
 
 
-class Told:
+class Told(Rules):
     """Judges what a request was told of probabilities."""
 
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare) -> None:
-        self._trace, self._stories, self._compare = trace, replays, compare
-        self._case: Case = trace.header.case
-
-    def finished(self, number: int, record: Record, request: Request, emitted: list[int]) -> None:
-        """A request has ended. What it was sent of its tokens is judged elsewhere."""
+    @rule("output.logprobs", "3.9", weights="in part")
+    @stages("finished")
+    def finished(self, number: int, record: Record) -> None:
+        """Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its
+        probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for
+        what is sent of that row's logits as the request wants them changed, divided by its temperature."""
+        if not self._context.of(Answers).has_message(record):
+            return
+        request, emitted = self._case.request(record.request), self._trace.integers(number, "tokens")
         place, wanted = Place(record, "finished"), request.logprobs
         if wanted is None:
             if "logprobs_sent" in record.tensors and self._compare.on(_RULE):
                 self._compare.report(place, _RULE, "logprobs", "none: they were not asked for", "some")
             return
-        replay, unsent = self._stories[record.request], 0
+        replay, unsent = self._replay(record), 0
         if not (request.max_new_tokens or emitted or record.numbers["aborted"]):
             emitted = replay.tokens[len(request.prompt) :][:1]
             unsent = len(emitted)
@@ -90,23 +95,16 @@ class Told:
         rows = replay.target.logits
         of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
         drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
+        silent, of_softmax = min(1, len(prompt) - first), np.zeros(len(of_prompt), bool)
+        beside = np.array([len(prompt) + n in drawn for n in range(len(sent))], bool)
         return [
-            _Places(
-                "input", first, list(prompt[first:]), min(1, len(prompt) - first), np.zeros(len(of_prompt), bool), of_prompt
-            ),
-            _Places(
-                "output",
-                len(prompt),
-                emitted,
-                0,
-                np.array([len(prompt) + n in drawn for n in range(len(sent))], bool),
-                sent if sampling is None else sent / sampling.temperature,
-            ),
+            _Places("input", first, list(prompt[first:]), silent, of_softmax, of_prompt),
+            _Places("output", len(prompt), emitted, 0, beside, sent if sampling is None else sent / sampling.temperature),
         ]
 
     def _beside_sampled(self, name: str) -> set[int]:
         """Places whose tokens prefills of a greedy request gave next to one that samples: SGLang takes the softmax of all."""
-        prefills = [record for record in self._trace.header.records if record.stage == "prefill"]
+        prefills = [record for record in self._records if record.stage == "prefill"]
         sampled = {record.forward for record in prefills if self._case.sampled(record.request) is not None}
         return {record.numbers["end"] for record in prefills if record.request == name and record.forward in sampled}
 
@@ -144,7 +142,7 @@ class Told:
     def _nothing(self, number: int, place: Place, name: str) -> None:
         """What nobody asked for is not told, as of another request."""
         for kept in (name, f"{name}_ids"):
-            if kept in self._trace.header.records[number].tensors:
+            if kept in self._records[number].tensors:
                 some = self._trace.integers(number, kept) if kept.endswith("_ids") else self._trace.array(number, kept).tolist()
                 self._compare.integers(place, _RULE, [], some, f"{kept}, which were not asked for, of place", 0)
 
@@ -167,8 +165,7 @@ class Told:
     def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:
         begin, scale = places.first + places.silent, log_scale(places.logits)
         if places.drawn.any():
-            bounds = bounds_of(self._trace.header.engine.dtype, self._case.model)
-            said = in_steps(expected, actual, bounds.relative * scale[:, None])
+            said = in_steps(expected, actual, self._bounds.relative * scale[:, None])
             expected = np.where(places.drawn[:, None], said, expected)
         self._compare.floats(place, _RULE, expected, actual, lambda row: f"{name} of place {begin + row}", scale)
 

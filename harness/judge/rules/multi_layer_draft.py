@@ -1,4 +1,4 @@
-"""The draft of several layers (MTP): every `draft.*` rule, layer by layer. Called by requests.py.
+"""The draft of several layers (MTP): every `draft.*` rule, layer by layer.
 
 What each extend must have computed is worked out in the order in which the extends ran, since a row that was fed a draft is
 never fed again by a worker that does not repair it: the *book* holds, for each layer and slot, the row that was last fed to it.
@@ -8,25 +8,23 @@ stored row is wrong as soon as its token is committed and it is not that token's
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import GONE, Key, Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
-from .compare import Compare, Phase, Place
-from .model import model_of
-from .prefix_cache import carry, pairs_of
-from .ranks import heads
-from .replay import RequestReplay, Round, recorded_rows, reference_heads, stored_rows
+from ..compare import Place
+from ..context import Rules
+from ..ranks import heads
+from ..replay import RequestReplay, Round, recorded_rows, reference_heads, stored_rows
+from . import rule
+from .cached_rows import carry, pairs_of
 
 # Which token each stored row of each layer of a multi-layer draft consumed when it was last fed.
 #
@@ -149,9 +147,6 @@ class LayerRowStore:
         return of_layers
 
 
-StoredView = Literal["last_fed", "committed"]
-
-
 @dataclass(frozen=True, slots=True)
 class _Extend:
     """One extend of one request, all layers.
@@ -187,20 +182,12 @@ class LayerState:
     of_the_end: list[DraftRows] | None = None
 
 
-class Layers:
-    """Compares the layers of one trace. `chunk(number, record)` names the rows of a prefill forward."""
+class Layers(Rules):
+    """Compares the layers of one trace, for inputs.py, stored.py and trees.py."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        replays: dict[str, RequestReplay],
-        compare: Compare,
-        view: StoredView,
-        chunk: Callable[[int, Record], range],
-    ) -> None:
-        self._trace, self._stories, self._compare, self._view, self._chunk = trace, replays, compare, view, chunk
-        self._case: Case = trace.header.case
-        model = model_of(trace.header)
+    def begin(self) -> None:
+        trace, model = self._trace, self._model
+        self._committed = self._context.view == "committed"
         self._heads: tuple[Head, ...] = ()  # none of a recording, whose numbers the reference cannot compute
         self._chained = False
         if model.numbers:
@@ -215,7 +202,7 @@ class Layers:
         self._fed = FedTokens(len(self.parts))
         self._reused: dict[int, list[Reused]] = {}  # by the number of a prefill record
         self._states = {request.id: LayerState() for request in self._case.requests}
-        for number, record in enumerate(trace.header.records):
+        for number, record in enumerate(self._records):
             if record.stage == "cached":
                 self._book.look_up(number, [trace.integers(number, f"{self._own}slots")] * len(self.parts))
             elif record.stage == "copy":
@@ -229,7 +216,7 @@ class Layers:
 
     def _work_out(self, number: int, record: Record) -> _Extend | None:
         """None: no token is told behind its rows."""
-        replay = self._stories[record.request]
+        replay = self._replays[record.request]
         if record.stage == "prefill":
             rows = range(record.numbers["start"], record.numbers["end"])
         else:
@@ -250,7 +237,7 @@ class Layers:
         if not self._heads:
             return _Extend(rows, known, tokens, proposals, [])
         hidden = _hidden(replay)
-        if self._view == "committed":
+        if self._committed:
             all_rows = draft_extend(
                 self._heads, self._chained, tokens, hidden, range(rows.stop), [None] * len(self._heads), proposals
             )
@@ -278,39 +265,37 @@ class Layers:
 
     # -- single forwards -------------------------------------------------------------------------------------------------
 
-    def forward(self, number: int, record: Record, phase: Phase, boundary: str, step: int, round: Round | None) -> Place:
-        """The inputs of one layer's forward. Returns its place."""
-        replay, layer, place = self._stories[record.request], record.layer, Place(record, phase, layer=record.layer)
+    @rule("draft.runner", "3.7", weights="no", also=("draft.extend", "draft.extend_decode"))
+    def inputs(self, number: int, record: Record) -> None:
+        """The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools."""
+        prefills = record.stage == "draft.extend"
+        replay, layer, place = self._replay(record), record.layer, self._place(record, layer=record.layer)
         # before everything else: with another layer's pool, the rows of that layer are wrong as well
-        self._compare.integers(
-            Place(record, phase, step=-1, layer=layer),
-            "draft.runner",
-            [layer] * len(_USED),
-            [record.numbers.get(name, -1) for name in _USED],
-            f"layer whose {', '.join(_USED)} is used, entry",
-            0,
-        )
-        key = Key(record.request, record.round, boundary, step, attempt=record.attempt)
+        place_of_all, used = self._place(record, -1, layer=layer), [record.numbers.get(name, -1) for name in _USED]
+        name = f"layer whose {', '.join(_USED)} is used, entry"
+        self._compare.integers(place_of_all, "draft.runner", [layer] * len(_USED), used, name, 0)
+        boundary = ("prefill", record.step) if prefills else ("extend", 0)
+        key = Key(record.request, record.round, *boundary, attempt=record.attempt)
         extend = self._states[record.request].extends.get(key)
         if extend is None:  # the run ended before anybody saw what was proposed: tokens that are known, and positions
-            rows = range(round.committed, round.end) if round is not None else self._chunk(number, record)
+            round = None if prefills else self._round(record)
+            rows = self._context.chunk(number, record) if round is None else range(round.committed, round.end)
             shown = replay.tokens[rows.start + 1 + layer : rows.stop + 1 + layer]
             ids = self._trace.integers(number, "input_ids")
             self._compare.integers(place, "draft.input_ids", shown, ids[: len(shown)], "row", rows.start)
-            return place
+            return
         rows = extend.rows
         expected = consumed(extend.tokens, extend.proposals, layer, rows).tolist()
-        why = self._why(replay, extend, layer) if boundary == "prefill" else ""
+        why = self._why(replay, extend, layer) if prefills else ""
         ids, positions = self._trace.integers(number, "input_ids"), self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.input_ids", expected, ids, "row", rows.start, why)
         self._compare.integers(place, "draft.positions", list(rows), positions, "row", rows.start)
         if not extend.layers:
-            return place
+            return
         of_target = replay.target.hidden[rows.start : rows.stop]
         below = extend.layers[layer - 1].hidden.numpy() if self._chained and layer else of_target
         hidden = self._trace.array(number, "hidden_in")
         self._compare.floats(place, "draft.hidden_in", below, hidden, lambda n: f"row {rows[n]}")
-        return place
 
     @staticmethod
     def _why(replay: RequestReplay, extend: _Extend, layer: int) -> str:
@@ -327,16 +312,16 @@ class Layers:
 
     # -- when an extend is over ------------------------------------------------------------------------------------------
 
-    def extended(self, number: int, record: Record, phase: Phase) -> None:
+    def extended(self, number: int, record: Record) -> None:
         """The rows that were taken over, the stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
         for reused in self._reused.get(number, ()):
-            self._taken_over(record, phase, reused)
+            self._taken_over(record, reused)
         extend = state.extends.get(record.key)
         if extend is None:  # no token is told behind its rows
             return
         for layer, part in enumerate(self.parts if extend.layers else ()):
-            place = Place(record, phase, layer=layer)
+            place = self._place(record, layer=layer)
             self._stored(number, place, part, extend)
         if record.stage == "prefill" and not record.numbers["final"]:
             return  # what is proposed behind a chunk in between is of no use but to the layers above, which were looked at
@@ -348,23 +333,22 @@ class Layers:
             self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
             return
         for layer, rows in enumerate(extend.layers):
-            place, own = Place(record, phase, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
+            place, own = self._place(record, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
 
             def name(_: int, rank: int, layer: int = layer) -> str:
                 return f"d[{layer + 1}]" if topk == 1 else f"d[{layer + 1}], choice {rank}"
 
             self._compare.choices(place, "draft.proposal", rows.logits[-1:].numpy(), [own], name)
 
-    def _taken_over(self, record: Record, phase: Phase, reused: Reused) -> None:
+    def _taken_over(self, record: Record, reused: Reused) -> None:
         """Rows of the prefix cache, or of an earlier chunk, consumed the tokens of this request."""
-
         name = "token consumed by what was there already, row"
-        place = Place(record, phase, layer=reused.layer)
+        place = self._place(record, layer=reused.layer)
         self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, name, 0)
 
     def _stored(self, number: int, place: Place, part: str, extend: _Extend) -> None:
         at, stored = self._rows(number, part)
-        if self._view == "last_fed":
+        if not self._committed:
             self._compare_with_the_book(number, place, part, stored, lambda n: f"row {at[n]}")
             return
         state = self._states[place.record.request]
@@ -401,18 +385,18 @@ class Layers:
 
     def _pure_rows(self, place: Place, part: str, at: list[int], stored: list[Array], name: str) -> None:
         layer = self.parts.index(part)
-        rows = self._of_the_end(self._stories[place.record.request])[layer]
+        rows = self._of_the_end(self._replays[place.record.request])[layer]
         if at:
             expected = stored_rows(rows.keys[:, at], rows.values[:, at])[..., self._own_heads, :]
             self._compare.stored(place, "draft.kv", expected, np.stack(stored), lambda n: f"{name} {at[n]}")
 
     def cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps."""
-        replay, slots = self._stories[record.request], self._trace.integers(number, "slots")
+        replay, slots = self._replays[record.request], self._trace.integers(number, "slots")
         for layer, part in enumerate(self.parts):
             place = Place(record, "finished", layer=layer)
             stored = recorded_rows(self._trace, number, part)
-            if self._view == "last_fed":
+            if not self._committed:
                 self._compare_with_the_book(number, place, part, stored, lambda n: f"cached row {n}")
             else:
                 at = [row for row in range(len(slots)) if not is_provisional(row, layer, len(replay.tokens) - 1)]

@@ -8,32 +8,33 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 
-from .bounds import Bounds
-from .compare import Compare, Phase, Place
-from .model import Model
-from .replay import RequestReplay
+from ..compare import Phase, Place
+from ..context import Rules
+from . import rule, stages
 
-# States of layers that keep one in place of rows: `target.state`, `target.conv` and `state.slots`. Called by requests.py.
+# States of layers that keep one in place of rows: `target.state`, `target.conv` and `state.slots`.
 #
 # A state cannot be masked away like the row of a rejected token: verify computes one for each node, and the commit must take
 # that of the last accepted one. What the slot of a request holds then is what a plain recurrence over its committed tokens has.
 
 _SLOTS = "state.slots"
+_PHASES: dict[str, Phase] = {"prefill": "target.extend", "extend": "verify"}  # in which a commit is made
 
 
-class States:
+class States(Rules):
     """Knows which slots the requests had when a batch began."""
 
-    def __init__(self, trace: Trace, compare: Compare) -> None:
-        self._trace, self._compare = trace, compare
+    def begin(self) -> None:
         self._owned: dict[str, int] = {}
 
+    @rule("state.slots", "4", weights="no", also=("prefill", "extend", "iteration", "flushed"))
+    @stages("batch")
     def batch(self, number: int, record: Record) -> None:
-        """No two requests have one slot."""
+        """A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and
+        make up the pool, and all are free after the flush."""
         if "states" not in record.tensors:
             return
         names = sorted(record.numbers, key=record.numbers.__getitem__)
@@ -49,54 +50,70 @@ class States:
                 return
             taken[slot] = name
 
-    def committed(self, number: int, record: Record, phase: Phase, replay: RequestReplay, last: int) -> None:
-        """What is kept of a request after row `last` was committed, where its forwards look for it."""
-        if replay.kept is None:
+    @rule("target.state", "3.11", weights="yes")
+    @stages("prefill", "extend")
+    def state(self, number: int, record: Record) -> None:
+        """After a commit the state of each layer that keeps one is the recurrence over x[0..i], i the last committed row: after
+        verify that of the last accepted node."""
+        kept, place, last = self._kept(record), Place(record, _PHASES[record.stage]), self._last(record)
+        if kept is None:
             return
-        place, own = Place(record, phase), self._owned.get(record.request, -1)
-        slots = self._trace.integers(number, "state_slots")
-        self._compare.integers(
-            place, _SLOTS, [own, own], slots, "slot of the states: the request's, and that of its row, entry", 0
-        )
-        if not 0 <= last < len(replay.kept[0]):  # what was committed has no reference, which another rule says
-            return
-        found = self._trace.array(number, "target_state"), self._trace.array(number, "target_conv")
-        self._kept(found, place, ("target.state", "target.conv"), "", replay.kept, last)
+        slots, own = self._trace.integers(number, "state_slots"), self._owned.get(record.request, -1)
+        name = "slot of the states: the request's, and that of its row, entry"
+        self._compare.integers(place, _SLOTS, [own, own], slots, name, 0)
+        if 0 <= last < len(kept[0]):  # else what was committed has no reference, which another rule says
+            found = self._trace.array(number, "target_state")
+            self._states(place, "target.state", "", found, kept[0][last], last)
 
-    def cached(self, number: int, place: Place, replay: RequestReplay) -> None:
+    @rule("target.conv", "3.11", weights="yes")
+    @stages("prefill", "extend")
+    def inputs(self, number: int, record: Record) -> None:
+        """After a commit the inputs that a layer's convolution keeps are those of the last committed rows, the newest last, and
+        0 before the first."""
+        kept, last = self._kept(record), self._last(record)
+        if kept is not None and 0 <= last < len(kept[1]):
+            place, found = Place(record, _PHASES[record.stage]), self._trace.array(number, "target_conv")
+            self._inputs(place, "target.conv", "", found, kept[1][last], last)
+
+    def _last(self, record: Record) -> int:
+        """The last row that was committed."""
+        return (record.numbers["end"] if record.stage == "prefill" else self._round(record).end) - 1
+
+    def _kept(self, record: Record) -> tuple[Array, Array] | None:
+        """What the reference keeps after each row of a request; None: there is nothing to compare with it."""
+        return self._replay(record).kept if record.stage == "extend" or self._has_output(record) else None
+
+    @stages("cached")
+    def cached(self, number: int, record: Record) -> None:
         """What the prefix cache keeps on the path of a request's tokens: each state is that after the prefix which leads to
         it."""
-        if "cached_ends" not in place.record.tensors or replay.kept is None:
+        replay, place = self._replay(record), Place(record, "finished")
+        if "cached_ends" not in record.tensors or replay.kept is None:
             return
         kept = [self._trace.array(number, f"cached_{part}") for part in ("state", "conv")]
         for n, end in enumerate(self._trace.integers(number, "cached_ends")):
             if end <= len(replay.kept[0]):
-                self._kept((kept[0][n], kept[1][n]), place, ("state.tracked", "state.tracked"), "cached ", replay.kept, end - 1)
+                self._states(place, "state.tracked", "cached ", kept[0][n], replay.kept[0][end - 1], end - 1)
+                self._inputs(place, "state.tracked", "cached ", kept[1][n], replay.kept[1][end - 1], end - 1)
 
-    def _kept(
-        self, found: tuple[Array, Array], place: Place, rules: tuple[str, str], word: str, kept: tuple[Array, Array], last: int
-    ) -> None:
-        """The state and the convolution's inputs after row `last`, as they were found."""
-        states, windows = (rows[last] for rows in kept)  # [L, N, W, D], [L, C, K-1]
-        heads, width = states.shape[1], windows.shape[2]
-        self._compare.floats(
-            place,
-            rules[0],
-            _rows(states, 2),
-            _rows(found[0], 2),
-            lambda n: f"{word}state after row {last}, layer with a state {n // heads}, head {n % heads}",
-        )
-        self._compare.floats(
-            place,
-            rules[1],
-            _rows(windows.swapaxes(1, 2), 2),
-            _rows(found[1].swapaxes(1, 2), 2),
-            lambda n: f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}",
-        )
+    def _states(self, place: Place, rule: str, word: str, found: Array, states: Array, last: int) -> None:
+        """States [L, N, W, D] after row `last`."""
+        name, heads = f"{word}state after row {last}, layer with a state", states.shape[1]
+        self._compare.floats(place, rule, _rows(states), _rows(found), lambda n: f"{name} {n // heads}, head {n % heads}")
 
-    def account(self, number: int, place: Place) -> None:
+    def _inputs(self, place: Place, rule: str, word: str, found: Array, windows: Array, last: int) -> None:
+        """The inputs of convolutions [L, C, K-1] after row `last`."""
+        width, expected, actual = windows.shape[2], windows.swapaxes(1, 2), found.swapaxes(1, 2)
+
+        def name(n: int) -> str:
+            return f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}"
+
+        self._compare.floats(place, rule, _rows(expected), _rows(actual), name)
+
+    @stages("iteration", "flushed")
+    def account(self, number: int, record: Record) -> None:
         """Free and held slots make up the pool."""
-        record = place.record
+        place = self._place(record)
         if "state_free" not in record.tensors or not self._compare.on(_SLOTS):
             return
         total = record.numbers["state_total"]
@@ -120,13 +137,12 @@ class States:
                 return
 
 
-def _rows(kept: Array, leading: int) -> Array:
-    """What is kept as rows with a magnitude of their own: the first dimensions are their number."""
-    return np.ascontiguousarray(kept).reshape(int(np.prod(kept.shape[:leading])), -1)
+def _rows(kept: Array) -> Array:
+    """What is kept as rows with a magnitude of their own: the first two dimensions are their number."""
+    return np.ascontiguousarray(kept).reshape(kept.shape[0] * kept.shape[1], -1)
 
 
-# Which states the prefix cache is handed, and that it is handed them: `state.tracked`. Called by requests.py and
-# prefix_cache.py.
+# Which states the prefix cache is handed, and that it is handed them: `state.tracked`.
 #
 # While a request runs, states of its are tracked for the prefix cache, and handed to it: after a chunk of a prefill that of the
 # chunk's last whole step, if the chunk begins with a page, and when the request ends that of the last row on the grid which its
@@ -148,12 +164,11 @@ class _Due:
     rows: list[int]
 
 
-class TrackedStates:
+class TrackedStates(Rules):
     """Knows after how many rows of which request the states in the prefix cache are."""
 
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], compare: Compare, model: Model, bounds: Bounds) -> None:
-        case = trace.header.case
-        self._trace, self._stories, self._compare, self._bounds = trace, replays, compare, bounds
+    def begin(self) -> None:
+        case, model = self._case, self._model
         self.on = bool(model.keeping) and model.numbers and case.engine.sglang.radix_cache
         self._ahead = model.ahead
         self._page = case.page_size
@@ -165,19 +180,20 @@ class TrackedStates:
         # request -> of its last chunk: handed over when the next one is made up, or if there is none when its result is looked
         # at, with overlap when the request's first round has begun
         self._open: dict[str, _Due] = {}
-        self._late = trace.header.engine.overlap
+        self._late = self._trace.header.engine.overlap
         self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
         self._given_up = 0
         self._lost = False  # whether the cache gave a state up in the iteration before
         self._aborted = {
             record.request: record.iteration
-            for record in trace.header.records
+            for record in self._records
             if record.stage == "finished" and record.numbers["aborted"]
         }
 
-    def prefill(self, record: Record) -> None:
+    @stages("prefill")
+    def prefill(self, _number: int, record: Record) -> None:
         """A chunk is over. A mixed step tracks nothing of a request that runs."""
-        if not self.on or record.numbers.get("mixed"):
+        if not (self.on and self._has_output(record)) or record.numbers.get("mixed"):
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
         self._passed[name] = []
@@ -188,23 +204,28 @@ class TrackedStates:
         final = record.numbers["final"]
         if rows and rows[-1] + self._ahead <= (end if final else end + 1):
             # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
-            parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._stories if other != name)]
+            parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._replays if other != name)]
             due = _Due(name, end, [*parts, rows[-1]])
             if final and not self._late:
                 self._due.append(due)
             else:
                 self._open[name] = due
 
-    def round(self, record: Record, committed: int, end: int) -> None:
-        """A round is over, which began with so many committed rows and ended with so many."""
-        row = end // self._grid * self._grid
+    @stages("extend")
+    def round(self, _number: int, record: Record) -> None:
+        """A round is over."""
+        row = self._round(record).end // self._grid * self._grid
         self._hand_over(record.request)
-        if self.on and row > committed:
+        if self.on and row > self._round(record).committed:
             self._may.setdefault(record.request, set()).add(row)
             self._passed.setdefault(record.request, []).append(row)
 
+    @rule("state.tracked", "3.11", weights="yes", also=("cached", "finished"))
+    @stages("iteration")
     def look(self, number: int, record: Record) -> None:
-        """An iteration begins: what the cache was handed in the one before."""
+        """The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is
+        handed those after the last step of a chunk that begins with a page, and when a request ends those after the last row
+        on the grid that its rounds passed."""
         if not self.on:
             return
         given_up, self._given_up = self._given_up, record.numbers["state_given_up"]
@@ -237,14 +258,15 @@ class TrackedStates:
             if self._compare.on(_RULE) and not over and not any(self._has(one.request, row) for row in one.rows):
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 
-    def finished(self, record: Record, emitted: int) -> None:
-        """A request is over, to which so many tokens were emitted."""
+    @stages("finished")
+    def finished(self, number: int, record: Record) -> None:
+        """A request is over."""
         if not self.on or record.numbers["aborted"]:
             return
         self._hand_over(record.request)
         if self._lost:
             return
-        known = len(self._stories[record.request].prompt) + emitted
+        known = len(self._replay(record).prompt) + len(self._trace.integers(number, "tokens"))
         due = [row for row in self._passed.get(record.request, []) if row + self._ahead < known]
         if due and self._compare.on(_RULE) and not self._has(record.request, due[-1]):
             self._missing(record, record.request, due[-1], "a round")
@@ -260,21 +282,21 @@ class TrackedStates:
             if slot in slots
             for row in {row for _, row in owners}
             if all(
-                self._stories[name].tokens[: row + self._ahead] == tokens[: row + self._ahead]
+                self._replays[name].tokens[: row + self._ahead] == tokens[: row + self._ahead]
                 for name, other in owners
                 if other == row
             )
         }
 
     def _alike(self, name: str, other: str, rows: int) -> bool:
-        return self._stories[name].tokens[:rows] == self._stories[other].tokens[:rows]
+        return self._replays[name].tokens[:rows] == self._replays[other].tokens[:rows]
 
     def _has(self, name: str, rows: int) -> bool:
         return any(row == rows and self._alike(name, other, rows) for owners in self._rows.values() for other, row in owners)
 
     def _is(self, name: str, rows: int, held: tuple[Array, Array], parts: tuple[int, ...] = (0, 1)) -> bool:
         """Whether state and window [L, ..] are those after so many rows of a request, within the bound; parts: one or both."""
-        kept = self._stories[name].kept
+        kept = self._replays[name].kept
         if kept is None or rows > len(kept[0]):
             return False
         return all(float(self._bounds.error_of(_flat(kept[n][rows - 1]), _flat(held[n])).max()) <= 1 for n in parts)
@@ -297,12 +319,12 @@ class TrackedStates:
         self._compare.report(Place(record, "iteration"), _RULE, what, expected, named)
 
     def _missing(self, record: Record, name: str, rows: int, passed: str) -> None:
-        place = Place(record, "iteration" if record.stage == "iteration" else "finished")
+        place = self._place(record)
         why = f"{passed[0].upper()}{passed[1:]} of {name} came to {rows} rows, and the prefix cache gave up no state since."
         self._compare.report(place, _RULE, f"state after {rows} rows of {name}", "in the prefix cache", "not there", why)
 
     def _all(self) -> Iterator[tuple[str, int]]:
-        for name, replay in self._stories.items():
+        for name, replay in self._replays.items():
             if replay.kept is not None:
                 yield from ((name, row + 1) for row in range(len(replay.kept[0])))
 
@@ -312,6 +334,4 @@ _PARTS = ("a state", "inputs of a convolution")
 
 def _flat(kept: Array) -> Array:
     """What is kept of a row as rows with a magnitude of their own: states [L, N, W, D] by head, windows [L, C, K-1] by row."""
-    if kept.ndim == 3:
-        kept = kept.swapaxes(1, 2)
-    return np.ascontiguousarray(kept).reshape(kept.shape[0] * kept.shape[1], -1)
+    return _rows(kept.swapaxes(1, 2) if kept.ndim == 3 else kept)

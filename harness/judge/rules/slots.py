@@ -1,25 +1,25 @@
-"""Who owns which slot: `draft.slots` for every forward, and `pool.accounting` for the pool as a whole."""
+"""Who owns which slot: `draft.slots` for every forward, `window.slots`, and `pool.accounting` for the pool as a whole."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
+from eagletwin.reference.layout import draft_columns, verify_columns
 
-from .compare import Compare, Exhibit, Place
-from .model import model_of
+from ..compare import Exhibit, Place
+from ..context import Rules
+from ..replay import Round
+from . import rule, stages
 from .sessions import Sessions
 
 
-class Slots:
+class Slots(Rules):
     """Knows who owned which slot when the batch began, and compares what its forwards write with it."""
 
-    def __init__(self, trace: Trace, compare: Compare, sessions: Sessions) -> None:
-        self._trace = trace
-        self._compare = compare
-        self._sessions = sessions
+    def begin(self) -> None:
         self._owners: list[tuple[int, str]] = []  # slots, and live requests whose req_to_token names them, when the batch began
         self._foreign: dict[str, set[int]] = {}  # request -> those of them that are others'
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
@@ -27,9 +27,10 @@ class Slots:
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
-        self._overlap = trace.header.engine.overlap
-        self._radix_cache = trace.header.case.engine.sglang.radix_cache
+        self._overlap = self._trace.header.engine.overlap
+        self._radix_cache = self._case.engine.sglang.radix_cache
 
+    @stages("batch")
     def batch(self, number: int, record: Record) -> None:
         """A batch begins, and this is who owns what."""
         names = {index: key.removeprefix("request.") for key, index in record.numbers.items()}
@@ -38,7 +39,36 @@ class Slots:
         self._cached = set(self._trace.integers(number, "cached"))
         self._kept = set(self._trace.integers(number, "kept")) if "kept" in record.tensors else set()
 
-    def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
+    @rule("draft.slots", "4", weights="no", also=("draft",))
+    @stages("target.extend", "draft.extend", "draft.decode", "target.verify", "draft.extend_decode")
+    def forward(self, number: int, record: Record) -> None:
+        """Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry changes
+        behind its back."""
+        # Those of draft() come before its steps: all are assigned before its first forward, and a slot that is written twice
+        # shows in the row of an earlier step.
+        columns: Sequence[int]
+        if record.stage == "draft.decode" and not (record.round < len(self._replay(record).rounds) and self._model.memory):
+            return
+        # of verify and the draft extend after it: the row of the round, unless the record brings its own
+        own = record.stage in ("target.verify", "draft.extend_decode") and "table" in record.tensors
+        table = self._trace.integers(number, "table") if own else self._context.table(record)
+        if table is None:
+            return
+        if record.stage in ("target.extend", "draft.extend"):
+            columns = self._context.chunk(number, record)
+        elif record.stage == "draft.decode":
+            at_step = record.step - self._model.ahead
+            columns = [branch[at_step] for branch in self._branches(self._round(record))]
+        else:
+            round = self._round(record)
+            packed = own and record.stage == "draft.extend_decode"  # spec v1 runs the accepted rows only
+            columns = range(round.committed, round.end) if packed else _block(round.committed, round.nodes)
+        self._forward(number, self._place(record, layer=record.layer), table, columns)
+
+    def _branches(self, round: Round) -> list[list[int]]:
+        return _columns(round.committed, self._case.topk, round.steps, self._case.page_size)
+
+    def _forward(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
         """Record `number` wrote `slots`: they must be the request's own, those of these columns of its row, and no others."""
         if not self._compare.on("draft.slots"):
             return
@@ -81,15 +111,24 @@ class Slots:
                 return
             taken[slot] = request
 
-    def kept(self, place: Place, table: list[int]) -> None:
-        """The request's row of req_to_token must be as its last forward left it: only the request itself writes there."""
-        before = self._tables.get(place.record.request)
+    @stages("draft")
+    def round(self, number: int, record: Record) -> None:
+        """The request's row of req_to_token must be as its last forward left it: only the request itself writes there. And the
+        slots of draft decode, by branch and step, are laid out before the first forward."""
+        place, table = Place(record, "draft"), self._trace.integers(number, "table")
+        before = self._tables.get(record.request)
         if before is not None:
             self._compare.integers(place, "draft.slots", before, table[: len(before)], "row of req_to_token, column", 0)
+        if self._model.memory and not record.numbers.get("undrafted"):
+            branches = self._branches(self._round(record))
+            expected = [table[column] if column < len(table) else -1 for branch in branches for column in branch]
+            slots = self._trace.integers(number, "scratch_slots")
+            self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
 
-    def keep(self, record: Record, table: list[int]) -> None:
+    @stages("prefill", "extend")
+    def keep(self, number: int, record: Record) -> None:
         """The request's row up to the committed tokens, after a prefill or a round."""
-        self._tables[record.request] = table
+        self._tables[record.request] = self._trace.integers(number, "table")
         if record.stage == "prefill":
             self._prefilled[record.request] = record.round
         # the cache puts its own slots in place of equal ones when the prefill's end is seen: with overlap, a round later
@@ -97,7 +136,8 @@ class Slots:
         if just_now and self._radix_cache:
             del self._tables[record.request]
 
-    def counted(self, number: int, record: Record) -> None:  # noqa: ARG002  as all stages are called
+    @stages("pool")
+    def counted(self, _number: int, record: Record) -> None:
         """A server's pool between two batches, by SGLang's own counts: which slots they are was not recorded."""
         if not self._compare.on("pool.accounting"):
             return
@@ -108,16 +148,21 @@ class Slots:
             counted = ", ".join(f"{name} {count}" for name, count in parts.items())
             self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
 
-    def account(self, number: int, place: Place) -> None:
-        """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
-        slots of windows, where layers have such."""
+    @rule("pool.accounting", "4", weights="no", also=("pool",))
+    @stages("iteration", "flushed")
+    def account(self, number: int, record: Record) -> None:
+        """Free, cached and held slots, and those of sessions, are disjoint and make up the pool; a session that is closed holds
+        none, and after everything is done and flushed, all are free."""
+        # Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
+        # slots of windows, where layers have such.
+        place = self._place(record)
         if not self._compare.on("pool.accounting"):
             return
-        whole = self._space(number, place, "", "slot")
-        self._sessions.account(number, place)
-        numbers = place.record.numbers
+        whole, sessions = self._space(number, place, "", "slot"), self._context.of(Sessions)
+        sessions.account(number, place)
+        numbers = record.numbers
         # a session keeps its prefix in the cache locked, too
-        idle = not numbers["live"] and not numbers.get("copying") and not self._sessions.any_open
+        idle = not numbers["live"] and not numbers.get("copying") and not sessions.any_open
         if whole and idle and numbers["protected"]:
             self._compare.report(
                 place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
@@ -184,7 +229,7 @@ class Slots:
         return True
 
 
-# Rows that leave a window: `window.slots`. Called by requests.py.
+# Rows that leave a window: `window.slots`.
 #
 # Layers with a window have slots of their own. A row's slot of theirs may be freed once no row to come sees it, and must be
 # then: of a request that has committed x[0..M], the next row is M, and sees the `back` rows before it. A row that is the prefix
@@ -193,23 +238,21 @@ class Slots:
 _RULE = "window.slots"
 
 
-class Windows:
-    """Knows where the rows of each request lie in the window's slots when a batch begins.
+class Windows(Rules):
+    """Knows where the rows of each request lie in the window's slots when a batch begins."""
 
-    back   how many rows before its own a row sees
-    slack  rows that may stay behind: SGLang keeps whole pages, rounds the window up to them, and with overlap decides before
-           it has seen what the last two rounds committed
-    """
-
-    def __init__(self, trace: Trace, compare: Compare) -> None:
-        header = trace.header
-        self._trace, self._compare = trace, compare
-        self._back = RECIPES[header.case.model].window if model_of(header).numbers else 0
+    def begin(self) -> None:
+        header = self._trace.header
+        # rows before its own that a row sees
+        self._back = RECIPES[header.case.model].window if self._model.numbers else 0
+        # rows that may stay behind: SGLang keeps whole pages, rounds the window up to them, and with overlap decides before it
+        # has seen what the last two rounds committed
         self._slack = 2 * header.case.page_size + 2 * header.case.most_nodes * header.engine.overlap
         self._rows: dict[str, tuple[list[int], list[int]]] = {}  # request -> by row: its slot, and the window's; 0: none
         self._cached: set[int] = set()
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
 
+    @stages("batch")
     def batch(self, number: int, record: Record) -> None:
         """A batch begins."""
         if not self._back or "window_slots" not in record.tensors:
@@ -218,15 +261,21 @@ class Windows:
         self._cached = set(self._trace.integers(number, "cached"))
         self._rows = {key.removeprefix("request."): _of(owners == owner, slots, led) for key, owner in record.numbers.items()}
 
-    def prefill(self, place: Place, chunk: range) -> None:
-        """A chunk is about to run."""
-        self._prefilled[place.record.request] = place.record.round
-        self._kept(place, chunk.start, chunk.stop)
-
-    def round(self, place: Place, committed: int, stop: int) -> None:
-        """Verify is about to write rows up to `stop`, the first of which is row `committed`."""
-        if self._kept(place, committed, stop) and self._prefilled.get(place.record.request) != place.record.round:
-            self._given_back(place, committed)
+    @rule("window.slots", "4", weights="no")
+    @stages("target.extend", "draft")
+    def look(self, number: int, record: Record) -> None:
+        """A row of a layer with a window has a slot of the window's own, alone, for as long as a row to come may see it, and
+        gives it back when none can."""
+        # A chunk is about to run, or verify to write the rows of a round.
+        if record.stage == "target.extend":
+            chunk = self._context.chunk(number, record)
+            self._prefilled[record.request] = record.round
+            self._kept(Place(record, "target.extend", step=-1), chunk.start, chunk.stop)
+            return
+        round, place = self._round(record), Place(record, "draft", step=-1)
+        begun = self._prefilled.get(record.request) == record.round
+        if self._kept(place, round.committed, round.committed + round.nodes) and not begun:
+            self._given_back(place, round.committed)
 
     def _kept(self, place: Place, first: int, stop: int) -> bool:
         """Every row that the rows first..stop-1 see has a slot of its own. Whether that was asked and is so."""
@@ -273,3 +322,17 @@ class Windows:
 
 def _of(own: Array, slots: Array, led: Array) -> tuple[list[int], list[int]]:
     return slots[own].tolist(), led[own].tolist()
+
+
+@lru_cache(maxsize=256)  # asked for in every step of a round
+def _columns(committed: int, topk: int, num_steps: int, page_size: int) -> list[list[int]]:
+    """Columns of draft decode, by branch and step."""
+    columns: list[list[int]] = draft_columns(committed, topk, num_steps, page_size).T.tolist()
+    return columns
+
+
+@lru_cache(maxsize=256)  # verify and draft extend write the same
+def _block(committed: int, num_draft_tokens: int) -> list[int]:
+    """Columns of the nodes."""
+    columns: list[int] = verify_columns(committed, num_draft_tokens).tolist()
+    return columns
