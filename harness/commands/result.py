@@ -91,10 +91,12 @@ class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     case: dict[str, Any]
     changes: list[str]  # its options
     size: str
+    shrunk: str  # what became smaller
     looks: int  # smaller cases that ran
     partial: bool  # time was up before it was smallest
     known: str
     again: str
+    portable: str  # `again` without a path of this machine
     folder: str
 
 
@@ -131,6 +133,7 @@ class AnswerFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     head: SideFacts
     known: str
     again: str
+    portable: str  # of an entry
     folder: str
 
 
@@ -158,6 +161,7 @@ class AcceptedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     cases: int
     base: RoundsFacts
     head: RoundsFacts
+    change: str
 
 
 class ComparisonFacts(ResultFacts, kw_only=True):
@@ -165,12 +169,15 @@ class ComparisonFacts(ResultFacts, kw_only=True):
 
     schema: Annotated[int, Meta(description="3")] = 3
     result: Annotated[str, Meta(description="`newly broken`, `none newly wrong` or `cannot tell`")]
+    headline: Annotated[str, Meta(description="how people read the result: `2 NEWLY BROKEN`")]
     sentence: Annotated[str, Meta(description="the result in words")]
+    remarks: Annotated[list[str], Meta(description="sentences: how much ran, and which known live bugs were met")]
     not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
     interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
     base: Annotated[NamedFacts, Meta(description="`name`: as typed; `version`: as in traces")]
     head: NamedFacts
     command: str
+    portable: Annotated[str, Meta(description="`command` without a path of this machine")]
     folder: str
     seconds: float
     counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
@@ -185,6 +192,7 @@ class ComparisonFacts(ResultFacts, kw_only=True):
     not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
     not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
     answers: list[AnswerFacts]
+    changes: Annotated[list[str], Meta(description="sentences: what differs between the two, and what ran of it")]
     functions: dict[str, FunctionsFacts]
     acceptance: list[AcceptedFacts]
 

@@ -73,7 +73,7 @@ _COLOURS = {
     "UNKNOWN": "bold yellow",
     "NOTHING NEW": "bold green",
     r"\d+ FOUND": "bold red",
-    "NOTHING NEWLY BROKEN": "bold green",
+    "NONE NEWLY WRONG": "bold green",
     r"\d+ NEWLY BROKEN": "bold red",
     "NOTHING LOOKED AT": "bold yellow",
     "CANNOT TELL": "bold yellow",

@@ -13,7 +13,7 @@ from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, sl
 from eagletwin.harness.judge.trees import parents_of
 from eagletwin.reference.tree import ancestor_mask
 
-from .render import Table, TableCell, TableRow
+from .document import Table, TableCell, TableRow
 
 _AROUND = 5  # neighbours on each side of what is wrong
 _MOST = 60  # rows of a table

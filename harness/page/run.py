@@ -13,8 +13,9 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, r
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
 
+from .document import Document, DocumentSection, Fields, Table, TableCell, TableRow
 from .numbers import tables_of
-from .render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
+from .render import NAME, write_page
 from .timeline import timeline_of
 from .trees import trees_of
 
@@ -42,7 +43,7 @@ def write_run(outcome: Concluded) -> Path | None:
     """report.html in the run folder of an outcome, as write_page does."""
     folder = outcome.folder
 
-    def page() -> Page:
+    def page() -> Document:
         return run_page(
             outcome.trace,
             outcome.verdict,
@@ -69,7 +70,7 @@ TREE_NOTE = (
 
 def run_page(
     trace: Trace, verdict: Verdict, *, argument: str, again: Sequence[str] = (), known: str = "", files: Sequence[str] = ()
-) -> Page:
+) -> Document:
     """The page. known: the bug of the ledger that it may be; files: names of the run folder's files."""
     header, context = trace.header, rejudge_with_context(trace, verdict)
     owners = provenance_of(context) if context is not None else None
@@ -79,7 +80,7 @@ def run_page(
     found, layers = verdict.first, model.mtp_layers > 0
     divergences = context.divergences if context is not None else (found,) if found is not None else ()
     rule = rules_of(layers, not model.ahead)[found.rule] if found is not None else None
-    return Page(
+    return Document(
         title=header.case.name,
         status=verdict.status,
         headline=_headline(header, verdict, layers),
@@ -148,7 +149,7 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "the run", f"{ending.kind}: {ending.detail}"
 
 
-def _sections(header: Header, verdict: Verdict, context: DivergenceContext | None, layers: bool) -> Iterator[PageSection]:
+def _sections(header: Header, verdict: Verdict, context: DivergenceContext | None, layers: bool) -> Iterator[DocumentSection]:
     if context is not None and len(context.divergences) > 1:
         yield _later(header, context.divergences, layers)
     rows = [
@@ -159,10 +160,10 @@ def _sections(header: Header, verdict: Verdict, context: DivergenceContext | Non
         table = Table(
             caption="Comparisons by rule", header=("rule", "comparisons", "could not be made"), rows=tuple(rows), searched=True
         )
-        yield PageSection(heading="What was compared", tables=(table,))
+        yield DocumentSection(heading="What was compared", tables=(table,))
 
 
-def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> PageSection:
+def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> DocumentSection:
     """All divergences by their record, in the order in which data flows."""
     rows = []
 
@@ -183,4 +184,4 @@ def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> P
         searched=True,
     )
     lines = ("They come after the first in the order in which data flows, and may follow from it.",)
-    return PageSection(heading="What diverged after it", lines=lines, tables=(table,))
+    return DocumentSection(heading="What diverged after it", lines=lines, tables=(table,))

@@ -33,8 +33,7 @@ from eagletwin.harness.commands.compare.groups import (
     entries_named,
     group_of,
 )
-from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
-from eagletwin.harness.commands.compare.report import Comparing, text_of
+from eagletwin.harness.commands.compare.report import Comparing, document_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -50,6 +49,9 @@ from eagletwin.harness.core.trace import Recorder, new_header
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.page.markdown import code, plain
+from eagletwin.harness.page.markdown import markdown_of as comment_of
+from eagletwin.harness.page.text import text_of as rendered
 
 CASE = LEDGER["25015"].case
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -219,6 +221,14 @@ def facts_of(one: Comparing) -> dict[str, Any]:
     return found
 
 
+def text_of(one: Comparing, columns: int) -> str:
+    return rendered(document_of(typed_facts_of(one), Path("runs")), columns)
+
+
+def markdown_of(one: Comparing) -> str:
+    return comment_of(document_of(typed_facts_of(one), Path("runs")))
+
+
 HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"
 
 
@@ -256,13 +266,13 @@ def test_the_comment_has_whole_tables_and_no_tag_of_others() -> None:
     assert text.startswith("## eagletwin: 1 newly broken\n\n**HEAD is wrong where BASE is right")
     rows = [line for line in text.split("\n") if line.startswith("| ")]
     words = [row.split(" | ")[0] for row in rows if row.count("|") == 5 and not row.startswith("| |")]
-    assert words == ["| newly fixed", "| still diverged, as before"]
+    assert words == ["| newly fixed", "| still diverged"]
     assert {row.count("|") for row in rows if "newly" in row or "still" in row} == {5}
     assert "<script" not in text
     assert "@someone" not in text
     assert text.count("<details>") == text.count("</details>") == 1
     assert "<summary>Changed functions: 0 run, 1 not run</summary>" in text
-    assert "| `llama-tiny` | chain | 3 | 3.000 | 2.000 | **-33.3%** |" in text
+    assert "| llama-tiny | chain | 3 | 3.000 | 2.000 | **-33.3%** |" in text
 
 
 def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
@@ -284,10 +294,11 @@ def test_a_comparison_that_was_ended_is_no_success_and_claims_nothing_of_the_res
     one = comparing(answers, left=86, ended=ended, names=("0.5.23", "tree"), changes=(Changes(), Changes()), command="again")
     facts, comment = facts_of(one), markdown_of(one)
     assert (facts["exit_code"], facts["interrupted"], facts["result"]) == (ended, True, "cannot tell")
-    assert comment.startswith("## eagletwin: interrupted\n\nEnded before it was done: 1 of 2 cases ran the change, and nothing")
+    assert comment.startswith(
+        "## eagletwin: interrupted\n\n**Ended before it was done: 1 of 2 cases ran the change, and nothing"
+    )
     assert "86 more of the ledger did not run" in comment
     for text in (comment, text_of(one, 80), facts["sentence"]):
-        assert "**" not in text
         assert not re.search("newly|nothing new|breaks", text.partition("Tokens a round")[0], re.IGNORECASE)
     broken = comparing([BROKEN], ended=ended)
     assert text_of(broken, 80).startswith("INTERRUPTED, 1 NEWLY BROKEN")
@@ -314,8 +325,9 @@ def test_the_comment_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     answers = many(3, WRONG, "chain") + [answered(OTHER, OTHER, known="8409")] * 40
     one = comparing(answers, examples={WRONG.signature: small}, names=("/a/base", "/a/head"), command="compare /a/base /a/head")
     comment = markdown_of(one)
-    finding, _, rest = comment.partition("HEAD is SGLang")
-    assert comment.index("### draft.positions (draft.decode)") < comment.index("HEAD is SGLang")
+    finding, _, rest = comment.partition("generated cases and")
+    assert comment.index("### draft.positions (draft.decode), 3 cases: chain-0, chain-1, chain-2\n") < len(finding)
+    assert rest.count("SGLang 0.5.23\n* HEAD: SGLang 1a2b3c4d5e\n") == 1
     assert "HEAD: draft.positions at draft.decode." in finding
     assert "Changed functions that each of the cases runs: sglang.m.f." in finding
     [text] = re.findall("\n```json\n(.*?)\n```\n", finding, re.DOTALL)
@@ -382,7 +394,7 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
     facts = facts_of(seen)
     assert [answer["name"] for answer in facts["answers"]] == ran
     assert (facts["believed"], facts["not_run"]) == ([] if every else ["row-overflow"], 0)
-    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.asked) == (not every)
+    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.remarks[0]) == (not every)
     assert ("1 live bug" in markdown_of(seen)) == (not every)
 
 
@@ -436,7 +448,7 @@ def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
     assert "Not minimal: time was up." in text
     comment = markdown_of(one)
     assert comment.count("\n### ") == 3
-    assert "\nIn 25 cases: `chain-0`, " in comment
+    assert "\n### draft.positions (draft.decode), 25 cases: chain-0, " in comment
     facts = facts_of(one)
     assert (facts["result"], facts["counts"]["newly broken"]) == ("newly broken", 28)
     assert [len(broken["cases"]) for broken in facts["broken"]] == [25, 2, 1]

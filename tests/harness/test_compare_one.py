@@ -20,19 +20,28 @@ from eagletwin.harness.commands.compare.one_report import (
     Stand,
     Standing,
     annotations_of,
+    document_of,
     facts_of,
-    markdown_of,
-    text_of,
 )
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.page.markdown import markdown_of as comment_of
+from eagletwin.harness.page.text import text_of as rendered
 
 from .test_source import commit, git
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
+
+
+def text_of(one: OneJob) -> str:
+    return rendered(document_of(one, Path("runs")), 200)
+
+
+def markdown_of(one: OneJob) -> str:
+    return comment_of(document_of(one, Path("runs")))
 
 
 def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
@@ -105,7 +114,7 @@ def test_what_others_wrote_stays_text_in_the_summary_and_ends_no_annotation() ->
     text = markdown_of(one)
     assert "<script>" not in text
     assert "@all" not in text
-    [row] = [line for line in text.splitlines() if line.startswith("| `26329`")]
+    [row] = [line for line in text.splitlines() if line.startswith("| lacks | `26329` |")]
     assert row.count("|") == 5
     for line in annotations_of(one):
         assert line.startswith("::error ")
@@ -143,14 +152,16 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     )
     text = markdown_of(one)
     lines = text.splitlines()
-    assert lines[:4] == [
+    assert lines[:6] == [
         "## eagletwin: wrong numbers",
         "",
-        "### diverged&#58; draft.kv, draft.decode".replace("&#58;", ":"),
+        "**ledger: 2 live; 12 cases searched.**",
+        "",
+        "### diverged: draft.kv, draft.decode",
         "",
     ]
-    assert lines[4] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."
-    assert lines[5] == "Changed functions that it runs: sglang.m.f."
+    assert lines[6] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."
+    assert lines[7] == "Changed functions that it runs: sglang.m.f."
     [case] = re.findall("\n```json\n(.*?)\n```\n", text, re.DOTALL)
     assert msgspec.json.decode(case, type=Case) == LEDGER["25015"].case
     assert "As `case.json`: `eagletwin check case.json --remedy 8409 --sglang TREE`" in text
@@ -159,7 +170,7 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     assert "2 known live bugs of SGLang showed; the page names them." in text
     assert "a crash" not in text
     assert "* trees (--only trees)" in text
-    assert "as a change of `0.5.23`" in text
+    assert "* a change of: 0.5.23" in text
     assert facts_of(one)["base"] == "0.5.23"
 
 

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.acceptance.deserved_page import keep_deserved
-from eagletwin.harness.commands.acceptance.report import Deserves
+from eagletwin.harness.commands.acceptance.report import Deserved, conclude
 from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, RoundsOfBoth, SharedCase, SideResult
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
 from eagletwin.harness.commands.compare.one_report import FamilyFinding, FamilySearch, OneJob, Stand, Standing, keep_job
@@ -24,7 +23,7 @@ from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.statistics import Depth, Figures, Interval, Span
+from eagletwin.harness.deserved.statistics import Depth, Interval, Span
 from eagletwin.harness.page.render import NAME
 
 from ..browser import Opened, serious
@@ -129,7 +128,7 @@ def campaign(folder: Path) -> Path:
 def deserved(folder: Path) -> Path:
     """What a pair deserves on two texts."""
     share = Interval(0.5, 0.25, 0.75)
-    found = Figures(
+    found = Deserved(
         texts=2,
         tokens=30,
         rounds=10,
@@ -141,8 +140,13 @@ def deserved(folder: Path) -> Path:
         depths=(Depth(depth=1, reached=30, conditional=share, cumulative=share),),
         by_prompt_length=(Span(begin=0, end=8, count=30, accepted=1.5),),
         by_place=(Span(begin=3, end=4, count=2, accepted=1.25),),
+        pair=(f"target{HOSTILE}", "draft"),
+        shape=Shape(3, 4, 8),
+        off_target=5,
+        better_read_as=[],
+        rounds_in_sglang=12,
     )
-    keep_deserved(Deserves(found, Shape(3, 4, 8), 12, 5, ()), (f"target{HOSTILE}", "draft"), folder)
+    conclude(found, folder, as_json=False)
     return folder
 
 
@@ -175,19 +179,17 @@ AGAIN = dict.fromkeys(KINDS, write_report) | {"gpu run": gpu_page}
 SAID = {
     "compare": (
         "NEWLY BROKEN · ",
-        'href="broken-one/report.html">draft.positions (draft.decode)',
-        "2: one, two",
+        'href="broken-one/report.html">draft.positions (draft.decode), 2 cases: one, two',
         '<h2 id="section-2">Newly fixed</h2>',
-        "Cases: still diverged",
         "8409",
-        "Cases: diverged otherwise",
+        "Diverged otherwise",
         "3 of 7 choices are ties",
         "2 of 3",
         "sglang.m.idle",
         "-33.3%",
         "same",
         "context-end-reads",
-        "4 cases",
+        "4 more of the ledger did not run",
     ),
     "prove": (
         "FAILS · Proofs: 25015, 8409, 26329",
@@ -218,17 +220,16 @@ SAID = {
         "it fell",
     ),
     "acceptance": (
-        "DESERVED · Acceptance that draft deserves on",
-        "accept length 2.500 (2.000 to 3.000)",
-        "trees of 3 steps, topk 4, 8 nodes",
-        "10: 9 to 11, as near ties go",
-        "12 (+20.0%), by the layout",
+        "DESERVED · accept length 2.500 (2.000 to 3.000)",
+        "Tokens a round that draft deserves on target",
+        "10 rounds of trees of 3 steps, topk 4, 8 nodes: 9 to 11, as near ties go",
+        "SGLang needs 12 rounds (+20.0%), by the layout",
         "50.0% (25.0% to 75.0%)",
         "0 to 7",
         "5 tokens of the texts are not what the target says greedily",
     ),
     "ci": (
-        "DIVERGED · SGLang tree-1",
+        "WRONG NUMBERS · SGLang tree-1",
         'href="lacks-26329/report.html">26329',
         'href="search/fuzz-0/report.html">llama-mtp',
         'href="search/fuzz-0/finding-1/minimal/report.html"',

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.terminal import count, fold, times
-from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow
+from eagletwin.harness.page.render import NAME
 
 from .marks import Fault, Looked, brief, mark
 from .measure import Reduction
@@ -141,18 +142,18 @@ def _circumstances(reduction: Reduction, columns: int) -> list[str]:
     return lines
 
 
-def bisection_page(folder: Path) -> Page:
+def bisection_page(folder: Path) -> Document:
     """The page of a bisection's run folder, made of what lies in it."""
     report = (folder / REPORT).read_text(encoding="utf-8")
     headline, _, rest = report.partition("\n")
     word, _, said = headline.partition("  ")
     looked = read_state(folder).looked if (folder / STATE).is_file() else {}
     tables = (_versions(folder, looked),) if looked else _variants(folder)
-    return Page(
+    return Document(
         title=f"Bisection: {said.strip() or folder.name}",
         status="unknown" if word.startswith(("CANNOT", "NO ANSWER")) else "bisected",
         headline=word,
-        sections=(PageSection(heading="Answer", text=rest.strip("\n"), tables=tuple(table for table in tables if table.rows)),),
+        sections=(DocumentSection(heading="Answer", text=rest.strip("\n"), tables=tables),),
         files=tuple(name for name in (REPORT, STATE) if (folder / name).is_file()),
     )
 

@@ -38,6 +38,7 @@ from ..fuzz.steering import Steering
 from ..fuzz.tally import Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
+from ..result import ComparisonFacts
 from .groups import (
     EQUAL,
     MINIMAL,
@@ -54,7 +55,7 @@ from .groups import (
     group_of,
 )
 from .numbers import watches
-from .report import RECORD, SIDES, Comparing, comparison_page, facts_of
+from .report import RECORD, SIDES, Comparing, document_of, facts_of
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -360,7 +361,7 @@ class Asking:
     _failed: str = ""
     _sides: Sides | None = None
 
-    def report(self, show: Callable[[Comparing], None]) -> int:
+    def report(self, show: Callable[[ComparisonFacts], None]) -> int:
         """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
         begun = time.monotonic()
         draw_from_seeds_alone()
@@ -382,9 +383,9 @@ class Asking:
             raise
         finally:
             one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
-            show(one)
-            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(one)), indent=1) + b"\n")
-            write_page(folder, lambda: comparison_page(folder))
+            show(facts := facts_of(one))
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+            write_page(folder, lambda: document_of(facts, folder))
         return one.exit_code
 
     def _ask(self, hosts: tuple[Host, Host], folder: Path, *, mutual: bool) -> None:

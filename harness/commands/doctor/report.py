@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..tables import print_table
+from eagletwin.harness.page.text import print_table
+
 from .examine import Check
 
 

@@ -9,12 +9,13 @@ from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.terminal import width
-from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow, write_page
+from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow, row
+from eagletwin.harness.page.render import NAME, write_page
+from eagletwin.harness.page.text import print_table
 
 from ..as_json import tell_result
-from ..page_facts import page_beside, read_facts, row
+from ..page_facts import page_beside, read_facts
 from ..result import ProofFacts, ProveFacts
-from ..tables import print_table
 from .proof import Proof
 
 PROOFS = "proofs.json"  # in the run folder: what --json prints
@@ -115,13 +116,13 @@ def keep_proofs(facts: ProveFacts, out: Path) -> None:
     tell_result(facts)
 
 
-def proofs_page(folder: Path) -> Page:
+def proofs_page(folder: Path) -> Document:
     """The page of a run folder of `prove`. Raises InputError for facts that cannot be read."""
     facts = read_facts(folder / PROOFS, ProveFacts, "the run folder `prove` of `eagletwin prove`")
     words = [_word(proof) for proof in facts.proofs]
     status = next((word for word in ("fails", "unknown") if word in words), "unknown" if facts.interrupted else "holds")
     held = words.count("holds")
-    return Page(
+    return Document(
         title=f"Proofs: {', '.join(proof.entry for proof in facts.proofs[:_NAMED])}{' and more' * (len(words) > _NAMED)}",
         status=status,
         headline=f"{'Ended early: ' * facts.interrupted}{held} of {len(words)} proven in {facts.seconds:.1f} s",
@@ -136,7 +137,7 @@ def _word(proof: ProofFacts) -> str:
     return "holds" if proof.holds else _WORDS.get(proof.exit_code, "fails")
 
 
-def _proofs(folder: Path, facts: ProveFacts) -> PageSection:
+def _proofs(folder: Path, facts: ProveFacts) -> DocumentSection:
     table = Table(
         caption="Proofs",
         header=("entry", "what", "in", "with the fix", "without it", "proof", "why it does not hold"),
@@ -146,7 +147,7 @@ def _proofs(folder: Path, facts: ProveFacts) -> PageSection:
         note="Each side links to its own page.",
     )
     line = "A proof holds if the case is equal with the fix, and diverges without it by the rule that the entry names."
-    return PageSection(heading="Proofs", lines=(line,), tables=(table,))
+    return DocumentSection(heading="Proofs", lines=(line,), tables=(table,))
 
 
 def _row(folder: Path, kept: str, proof: ProofFacts) -> TableRow:
@@ -158,10 +159,10 @@ def _row(folder: Path, kept: str, proof: ProofFacts) -> TableRow:
     return row(proof.entry, proof.title, proof.state, *sides, TableCell(word, _KINDS[word]), proof.why, tags=(word,))
 
 
-def _not_reached(facts: ProveFacts) -> list[PageSection]:
+def _not_reached(facts: ProveFacts) -> list[DocumentSection]:
     if not facts.not_reached:
         return []
     rows = tuple(row(entry) for entry in facts.not_reached)
     line = "This mode does not reach them, or no release has their fix. `eagletwin prove ENTRY` says why."
     table = Table(caption="Entries that were not run", header=("entry",), rows=rows, searched=True)
-    return [PageSection(heading="Not run", lines=(line,), tables=(table,))]
+    return [DocumentSection(heading="Not run", lines=(line,), tables=(table,))]
