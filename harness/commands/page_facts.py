@@ -1,4 +1,4 @@
-"""What a command leaves in its run folder for its page, and cells of tables that several pages have."""
+"""Results in a run folder, read again for their page, and sections that several reports have."""
 
 import os
 from collections import Counter
@@ -45,7 +45,7 @@ def never_happened(exercised: Collection[str]) -> Table:
 
 
 def left_out(not_looked_at: Sequence[str], search: str = "", brief: int = 0) -> list[DocumentSection]:
-    """What no case of a search had, each with the option of `fuzz` for it. No section, if there is nothing of these.
+    """Features that no case of a search had, each with the option of `fuzz` for it. No section, if there is nothing of these.
 
     brief: how many names the text has of them, in one line; 0: all of it"""
     heading = f"Not looked at{f' by the search of {search}' * bool(search)}, and the option of `fuzz` for it"

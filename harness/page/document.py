@@ -1,4 +1,4 @@
-"""What a command has to say, as plain data: built once from its result, and rendered as text, Markdown and HTML.
+"""A command's report as plain data: built once from its typed result, and rendered as text, Markdown and HTML.
 
 Texts are anybody's: each renderer escapes them.
 """
@@ -69,7 +69,7 @@ class TableRow(Struct, frozen=True):
 
 class Table(Struct, frozen=True, kw_only=True):
     """A table. filters: (label, (tag, …)) each; a table with filters, or `searched`, can be narrowed down. detail: it is on the
-    page alone."""
+    page alone; more: so many of its last columns are."""
 
     caption: str
     header: tuple[str, ...]
@@ -79,6 +79,13 @@ class Table(Struct, frozen=True, kw_only=True):
     searched: bool = False
     narrow: bool = False  # a matrix, of cells of one sign
     detail: bool = False
+    more: int = 0
+
+    @property
+    def short(self) -> "Table":
+        """The same without the columns that the page alone has."""
+        kept = len(self.header) - self.more
+        return replace(self, header=self.header[:kept], rows=tuple(replace(one, cells=one.cells[:kept]) for one in self.rows))
 
 
 class Item(Struct, frozen=True, kw_only=True):
@@ -146,7 +153,7 @@ class TreePicture(Struct, frozen=True, kw_only=True):
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """What a command has to say.
+    """A report.
 
     status    equal, diverged, unknown, or another word; kind: right, wrong, doubt or "": how it looks
     headline  what it says in one line
@@ -195,9 +202,9 @@ class Document(Struct, frozen=True, kw_only=True):
         return replace(self, sections=tuple(sections))
 
 
-def row(*cells: str | TableCell, tags: tuple[str, ...] = ()) -> TableRow:
+def row(*cells: str | TableCell, kind: str = "", tags: tuple[str, ...] = ()) -> TableRow:
     """A row of a table; a text is a plain cell."""
-    return TableRow(tuple(TableCell(one) if isinstance(one, str) else one for one in cells), tags=tags)
+    return TableRow(tuple(TableCell(one) if isinstance(one, str) else one for one in cells), kind, tags)
 
 
 def table(caption: str, header: Sequence[str], rows: Iterable[TableRow | Sequence[str | TableCell]], **more: Any) -> Table:

@@ -52,7 +52,7 @@ def markdown_of(document: Document) -> str:
 
 
 def _finding(item: Item) -> list[str]:
-    """What and where, and the smallest case as a file that anybody can run."""
+    """Rule and place, and the smallest case as a file that anybody can run."""
     lines = [f"### {plain(item.title)}", "", *map(plain, item.lines), ""]
     if not item.case:
         return [*lines, *[f"Again: {code(item.portable)}", ""] * bool(item.portable)]
@@ -71,7 +71,7 @@ def _rows(items: list[tuple[DocumentSection, Item]]) -> list[str]:
 
 
 def _section(section: DocumentSection) -> Iterator[str]:
-    shown = [table for table in section.tables if not table.detail]
+    shown = [table.short for table in section.tables if not table.detail]
     if section.folded and section.lines:
         yield from ("<details>", f"<summary>{plain(section.folded)}</summary>", "")
         yield from (f"* {plain(text)}" for text in section.lines)

@@ -42,7 +42,7 @@ def _section(section: DocumentSection, columns: int) -> Iterator[str]:
     yield from section.text.splitlines()
     for item in section.items:
         yield from _item(item, columns, found=section.found)
-    tables = [table for table in section.tables if not table.detail]
+    tables = [table.short for table in section.tables if not table.detail]
     for table in tables:
         yield from [f"  {table.caption}:"] * (len(tables) > 1)
         yield from _table(table, columns)

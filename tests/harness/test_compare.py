@@ -25,7 +25,6 @@ from eagletwin.harness.commands.compare.groups import (
     Answered,
     Example,
     Result,
-    RoundsOfBoth,
     SharedCase,
     SideResult,
     cases_of_ledger,
@@ -38,6 +37,7 @@ from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
+from eagletwin.harness.commands.result import AcceptedFacts, RoundsFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
@@ -161,17 +161,22 @@ def test_a_crash_is_broken_and_another_end_is_unknown() -> None:
     assert said_by(Trial(CASE, Verdict(status="unknown", reason="ties", undecided=True), header(), ())).status == "unknown"
 
 
+def accepted(model: str, shape: str, base: tuple[int, int], head: tuple[int, int]) -> AcceptedFacts:
+    found = AcceptedFacts(model, shape)
+    found.add(base, head)
+    return found
+
+
 def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
-    found: dict[tuple[str, str], RoundsOfBoth] = {}
+    found: dict[tuple[str, str], AcceptedFacts] = {}
     count_rounds(found, SharedCase("one", CASE), header(3, 3), (3, 6))
     count_rounds(found, SharedCase("two", CASE), header(1, ending="crashed"), (1, 1))
     count_rounds(found, SharedCase("three", CASE), header(1), (0, 0))  # HEAD did not finish
     [one] = found.values()
-    assert (one.model, one.shape, one.cases, one.rounds, one.tokens) == ("llama-tiny", "chain", 1, (2, 3), (6, 6))
-    assert one.text == ("3.000", "2.000", "-33.3%")
-    assert one.fell
-    assert RoundsOfBoth("m", "tree", 1, (2, 2), (6, 6)).text[2] == "same"
-    assert RoundsOfBoth("m", "tree", 1, (0, 2), (0, 6)).text == ("no round", "no round", "")
+    assert one == AcceptedFacts("llama-tiny", "chain", 1, RoundsFacts(2, 6, 3.0), RoundsFacts(3, 6, 2.0), "-33.3%")
+    assert accepted("m", "tree", (2, 6), (2, 6)).change == "same"
+    none = accepted("m", "tree", (0, 0), (2, 6))
+    assert (none.base.mean, none.change) == (None, "")
 
 
 def steered(runs: Callable[[Block], bool], blocks: int) -> list[Block]:
@@ -262,7 +267,7 @@ def test_hostile_text_is_no_markdown() -> None:
 def test_the_comment_has_whole_tables_and_no_tag_of_others() -> None:
     said = SideResult("broken", HOSTILE, WRONG.signature)
     answers = [answered(EQUAL, said, again=HOSTILE), answered(WRONG, EQUAL), answered(said, said)]
-    text = markdown_of(comparing(answers, accepted=[RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]))
+    text = markdown_of(comparing(answers, accepted=[accepted("llama-tiny", "chain", (2, 6), (3, 6))]))
     assert text.startswith("## eagletwin: 1 newly broken\n\n**HEAD is wrong where BASE is right")
     rows = [line for line in text.split("\n") if line.startswith("| ")]
     words = [row.split(" | ")[0] for row in rows if row.count("|") == 5 and not row.startswith("| |")]
@@ -272,7 +277,7 @@ def test_the_comment_has_whole_tables_and_no_tag_of_others() -> None:
     assert "@someone" not in text
     assert text.count("<details>") == text.count("</details>") == 1
     assert "<summary>Changed functions: 0 run, 1 not run</summary>" in text
-    assert "| llama-tiny | chain | 3 | 3.000 | 2.000 | **-33.3%** |" in text
+    assert "| llama-tiny | chain | 1 | 3.000 | 2.000 | **-33.3%** |" in text
 
 
 def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
@@ -456,8 +461,8 @@ def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
 
 
 def test_programs_read_an_object_whose_fields_are_documented() -> None:
-    accepted = [RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]
-    facts = json.loads(json.dumps(facts_of(comparing([BROKEN, AS_BEFORE], accepted=accepted))))
+    rounds = [accepted("llama-tiny", "chain", (2, 6), (3, 6))]
+    facts = json.loads(json.dumps(facts_of(comparing([BROKEN, AS_BEFORE], accepted=rounds))))
     assert (facts["result"], facts["exit_code"]) == ("newly broken", 1)
     assert facts["counts"] == {group: int(group in ("newly broken", "as before")) for group in GROUPS}
     assert facts["answers"][0]["head"] == {"status": "broken", "rule": "draft.positions", "line": "wrong"}

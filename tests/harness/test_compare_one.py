@@ -14,7 +14,6 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.one import base_of, decide, stand_of
 from eagletwin.harness.commands.compare.one_report import (
-    FamilyFinding,
     FamilySearch,
     OneJob,
     Stand,
@@ -23,6 +22,7 @@ from eagletwin.harness.commands.compare.one_report import (
     document_of,
     facts_of,
 )
+from eagletwin.harness.commands.fuzz.summary import FindingFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import InputError
@@ -49,8 +49,13 @@ def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
     return Standing(bug, entry.title, stand, line, f"eagletwin check {bug}", view=entry.red.view)
 
 
+def finding(status: str, rule: str, stage: str = "", **more: Any) -> FindingFacts:
+    until = {"cases": 1, "seconds": 1.0, "shrink_looks": 1, "shrink_seconds": 1.0}
+    return FindingFacts(signature=Signature(rule=rule, stage=stage), status=status, **{**until, **more})
+
+
 def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
-    found = tuple(FamilyFinding(f"{status}: draft.kv", status, "folder", known) for status, known in findings)
+    found = [finding(status, "draft.kv", folder="folder", known=known) for status, known in findings]
     return FamilySearch("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
 
 
@@ -131,17 +136,17 @@ def test_a_case_that_is_wrong_in_another_way_blames_no_fix() -> None:
 
 
 def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
-    found = FamilyFinding(
-        "diverged: draft.kv, draft.decode",
+    found = finding(
         "diverged",
-        "/a/path/minimal",
-        "",
-        "draft.kv at draft.decode, round 0, row 1: 2 instead of 1",
-        LEDGER["25015"].case,
-        ("--remedy", "8409"),
-        ("sglang.m.f",),
+        "draft.kv",
+        "draft.decode",
+        folder="/a/path/minimal",
+        place="draft.kv at draft.decode, round 0, row 1: 2 instead of 1",
+        case=msgspec.to_builtins(LEDGER["25015"].case),
+        changes=["--remedy", "8409"],
+        ran=["sglang.m.f"],
     )
-    search = FamilySearch("", "1 FOUND", 1, 12, (found,), ("8409",), "/a/path", left_out=("trees (--only trees)",))
+    search = FamilySearch("", "1 FOUND", 1, 12, [found], ("8409",), "/a/path", left_out=("trees (--only trees)",))
     standings = [standing("live", "a crash", bug) for bug in ("8409", "row-overflow")]
     one = replace(
         job(*standings, searches=(search,)),
@@ -155,9 +160,9 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     assert lines[:6] == [
         "## eagletwin: wrong numbers",
         "",
-        "**ledger: 2 live; 12 cases searched.**",
+        "**diverged: draft.kv (draft.decode); ledger: 2 live; 12 cases searched.**",
         "",
-        "### diverged: draft.kv, draft.decode",
+        "### diverged: draft.kv (draft.decode)",
         "",
     ]
     assert lines[6] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."

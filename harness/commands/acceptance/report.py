@@ -1,4 +1,4 @@
-"""What `eagletwin acceptance` comes to: acceptance.json, and the document that is made of it alone."""
+"""The result of `eagletwin acceptance`: acceptance.json, and the document that is made of it alone."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _MOST = 2000  # answers that are listed
 
 
 class Deserved(Figures, frozen=True, kw_only=True):
-    """What a pair deserves on some texts.
+    """The acceptance that a pair deserves on some texts.
 
     off_target        tokens of the texts that the target itself would not have said
     better_read_as    readings of the checkpoint with which the head accepts clearly more
@@ -56,7 +56,7 @@ class AnswerRounds(Struct, frozen=True, kw_only=True):
 
 
 class ServerAcceptance(Struct, frozen=True, kw_only=True):
-    """What a server gives a pair.
+    """The acceptance that a server gives a pair.
 
     condition  what all losses have in common; shares: answers with and without each condition
     as_if      mistakes of configuration that explain all answers; bugs: those of the ledger that lose so
@@ -87,7 +87,7 @@ class WayRounds(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedRounds(Struct, frozen=True, kw_only=True):
-    """What a server that accepts by chance gives a pair. deviations: standard ones, by which its rounds are off."""
+    """Rounds of a server that accepts by chance. deviations: standard ones, by which its rounds are off."""
 
     server: Started
     exit_code: int

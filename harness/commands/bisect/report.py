@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.terminal import count, fold, times
-from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, table
 from eagletwin.harness.page.render import NAME
 
 from .marks import Fault, Looked, brief, mark
@@ -162,23 +162,18 @@ _KINDS = {"equal": "right", "diverged": "wrong"}
 
 
 def _versions(folder: Path, looked: Mapping[str, Looked]) -> Table:
-    rows = []
+    rows = list[tuple[str | TableCell, ...]]()
     for version, one in looked.items():
         usual = one.usual
         page = next((file for file in sorted(folder.glob(f"*/look-1/{NAME}")) if file.parts[-3].startswith(version)), None)
-        cells = (
-            TableCell(version, href=page.relative_to(folder).as_posix() if page is not None else ""),
-            TableCell(brief(usual), _KINDS.get(usual.status, "doubt")),
-            TableCell(usual.place),
-            TableCell(usual.why),
-            TableCell(f"{count(len(one.sightings), 'look')}, {one.seconds:.1f} s"),
-        )
-        rows.append(TableRow(cells))
-    return Table(caption="What was looked at", header=("version", "result", "place", "why", "cost"), rows=tuple(rows))
+        name = TableCell(version, href=page.relative_to(folder).as_posix() if page is not None else "")
+        said = TableCell(brief(usual), _KINDS.get(usual.status, "doubt"))
+        rows.append((name, said, usual.place, usual.why, f"{count(len(one.sightings), 'look')}, {one.seconds:.1f} s"))
+    return table("What was looked at", ("version", "result", "place", "why", "cost"), rows)
 
 
 def _variants(folder: Path) -> tuple[Table, ...]:
     """The variants of a bisection over features: pages of their own."""
     pages = sorted(folder.glob(f"variant-*/look-1/{NAME}"), key=lambda file: int(file.parts[-3].rpartition("-")[2]))
-    rows = tuple(TableRow((TableCell(file.parts[-3], href=file.relative_to(folder).as_posix()),)) for file in pages)
-    return (Table(caption="Variants, in the order in which they were run", header=("variant",), rows=rows),)
+    rows = ((TableCell(file.parts[-3], href=file.relative_to(folder).as_posix()),) for file in pages)
+    return (table("Variants, in the order in which they were run", ("variant",), rows),)

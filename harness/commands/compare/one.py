@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import (
     EXIT_DIVERGED,
@@ -45,14 +44,13 @@ from ..as_json import tell_result
 from ..bisect.worktree import Worktree, commit_of, git
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
-from ..fuzz.summary import SUMMARY, read_summary
+from ..fuzz.summary import SUMMARY, FindingFacts, read_summary
 from ..matrix import Matrix, Question
 from ..options import tell
 from ..result import JobFacts
 from .groups import SideResult
 from .one_report import (
     UNCONFIRMED,
-    FamilyFinding,
     FamilySearch,
     OneJob,
     Stand,
@@ -263,24 +261,13 @@ def search_so_far(options: SearchOptions) -> FamilySearch:
 
 def _read(family: str, code: int, file: Path) -> FamilySearch:
     summary = read_summary(file.parent)
-    findings = [
-        FamilyFinding(
-            f"{one.status}: {one.signature}",
-            one.status,
-            one.folder,
-            one.known,
-            one.place,
-            msgspec.convert(one.case, Case),
-            tuple(one.changes),
-            tuple(one.ran),
-        )
-        for one in summary.findings
-    ]
-    for still in summary.unconfirmed:
-        findings.append(FamilyFinding(f"{still.status}: {still.signature}", UNCONFIRMED, still.folder, ""))
+    findings = list(summary.findings)
+    for one in summary.unconfirmed:
+        looks: dict[str, Any] = {"cases": one.cases, "seconds": 0.0, "shrink_looks": one.shrink_looks, "shrink_seconds": 0.0}
+        findings.append(FindingFacts(signature=one.signature, status=UNCONFIRMED, folder=one.folder, **looks))
     past, left_out = tuple(one.id for one in summary.known if one.cases), tuple(summary.not_looked_at)
     folder, tally = str(file.parent), summary.tally
-    return FamilySearch(family, summary.headline, code, tally.cases, tuple(findings), past, folder, tally.changes, left_out)
+    return FamilySearch(family, summary.headline, code, tally.cases, findings, past, folder, tally.changes, left_out)
 
 
 def must_take_more(option: str, file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What a comparison of one SGLang with the ledger says: exit code, document, annotations, a line of a history."""
+"""The report of a comparison of one SGLang with the ledger: exit code, document, annotations, a line of a history."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +19,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
 from eagletwin.harness.page.render import write_page
 
+from ..fuzz.summary import FindingFacts
 from ..page_facts import KINDS, left_out, page_beside, read_facts
 
 JOB = "ci.json"
@@ -59,32 +60,10 @@ class Standing(Struct, frozen=True):
         return self.stand in (*WORSE, "unknown")
 
 
-class FamilyFinding(Struct, frozen=True):
-    """A finding of a search.
-
-    line    rule, stage, exception; place: the first wrong number
-    status  of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be
-    case    the smallest; changes: the options that it runs with; ran: changed functions that it called
-    """
-
-    line: str
-    status: str
-    folder: str
-    known: str
-    place: str = ""
-    case: Case | None = None
-    changes: tuple[str, ...] = ()
-    ran: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        return f"{self.line}{f' (it may be {self.known})' if self.known else ''}"
-
-
 class FamilySearch(Struct):
     """What came of one search.
 
-    said       its headline, or why it did not run
+    said       its headline, or why it did not run; findings: also what was still being made smaller, UNCONFIRMED
     exit_code  as fuzz has it; but a finding whose smallest case may be a known bug is no news
     past       known bugs that explain what its cases showed; left_out: what it did not look at
     folder     its run folder, if it ran
@@ -95,7 +74,7 @@ class FamilySearch(Struct):
     said: str
     exit_code: int
     cases: int = 0
-    findings: tuple[FamilyFinding, ...] = ()
+    findings: list[FindingFacts] = []
     past: tuple[str, ...] = ()
     folder: str = ""
     changes: Changes = field(default_factory=Changes)
@@ -196,7 +175,9 @@ def facts_of(job: OneJob) -> dict[str, Any]:
     """A line of the history."""
     searches = []
     for one in job.searches:
-        findings = [{"line": each.line, "status": each.status, "known": each.known} for each in one.findings]
+        findings = [
+            {"line": f"{each.status}: {each.signature}", "status": each.status, "known": each.known} for each in one.findings
+        ]
         facts = {"family": one.family, "exit_code": one.exit_code, "cases": one.cases, "past": list(one.past)}
         searches.append(facts | {"findings": findings})
     return {
@@ -235,17 +216,18 @@ def job_page(folder: Path) -> Document:
 
 
 def document_of(job: OneJob, folder: Path) -> Document:
-    """What a comparison with the ledger says: what is wrong first. folder: where its run folder is now."""
+    """The report: what is wrong comes first. folder: where its run folder is now."""
     known = {*(one.id for one in job.of("live")), *(name for one in job.searches for name in one.past)}
     facts = [("SGLang", job.version), ("time", f"{job.seconds:.1f} s"), *([("a change of", job.base)] if job.base else [])]
-    facts += [(f"{stand}: {MEANING[stand]}", count(len(job.of(stand)), "bug")) for stand in get_args(Stand) if job.of(stand)]
+    wrong = [found.title for one in job.searches for found in one.findings]
+    wrong += [f"{one.id}: {MEANING[one.stand]}" for one in job.standings if one.stand in WORSE]
     lines = [job.failed, "It was ended before it was done." * job.interrupted, *job.change_lines]
     lines += [f"{count(len(known), 'known live bug')} of SGLang showed; the page names them." if known else ""]
     return Document(
         title=f"SGLang {job.version}{f' as a change of {job.base}' if job.base else ''}",
         status=_HEADLINE[job.exit_code],
         kind=KINDS.get(job.exit_code, "doubt"),
-        headline=f"{job.headline}.",
+        headline=f"{'; '.join([*wrong[:1], job.headline])}.",
         lines=tuple(filter(None, lines)),
         facts=tuple(facts),
         reason=job.changes.headline,
@@ -270,13 +252,13 @@ def _findings(folder: Path, job: OneJob) -> Iterator[Item]:
             lines = [f"Search of {search.called}."] if search.family else []
             lines += [f"{found.place}."] if found.place else []
             lines += [f"Changed functions that it runs: {shortened(found.ran)}."] if found.ran else []
-            if found.case is None:
+            if found.status == UNCONFIRMED:
                 lines.append("The search was ended while it made the case smaller.")
             yield Item(
                 title=found.title,
                 lines=tuple(lines),
-                case=pretty_case(found.case) if found.case is not None else "",
-                portable=changed(job.run, changes=found.changes).command("check", "case.json"),
+                case=pretty_case(msgspec.convert(found.case, Case)) if found.case else "",
+                portable=changed(job.run, changes=tuple(found.changes)).command("check", "case.json"),
                 folder=found.folder,
                 href=page_beside(folder, job.folder, found.folder),
             )
@@ -304,7 +286,8 @@ def _ledger(folder: Path, job: OneJob) -> DocumentSection:
         for each in sorted(job.standings, key=lambda each: (not each.counts, order.index(each.stand)))
     ]
     header, filters = ("entry", "bug", "stand", "what", "again"), (("Stand", order),)
-    entries = table("Entries of the ledger", header, rows, filters=filters, searched=True, detail=True)
+    note = "; ".join(f"{stand}: {MEANING[stand]}" for stand in order if job.of(stand))
+    entries = table("Entries of the ledger", header, rows, filters=filters, searched=True, detail=True, note=note)
     return DocumentSection(heading="The ledger", tables=(entries,), brief="")
 
 

@@ -26,10 +26,9 @@ from ..result import (
     ExampleFacts,
     FunctionsFacts,
     NamedFacts,
-    RoundsFacts,
     SideFacts,
 )
-from .groups import GROUPS, Answered, Breakage, Example, Result, RoundsOfBoth, breakages, example_of
+from .groups import GROUPS, Answered, Breakage, Example, Result, breakages, example_of
 
 SIDES = ("BASE", "HEAD")
 RECORD = "comparison.json"  # in the run folder: what --json prints
@@ -69,7 +68,7 @@ class Comparing:
     changes: tuple[Changes, Changes]
     mutual: bool
     examples: Mapping[Signature, Example] = field(default_factory=dict)
-    accepted: Sequence[RoundsOfBoth] = ()
+    accepted: Sequence[AcceptedFacts] = ()
     left: int = 0
     believed: Sequence[str] = ()
     unreached: Sequence[str] = ()
@@ -207,7 +206,7 @@ def facts_of(one: Comparing) -> ComparisonFacts:
             for side, changes in zip(SIDES, one.changes, strict=True)
             if (differs := changes.differs) is not None
         },
-        acceptance=[_accepted_facts(accepted) for accepted in one.accepted],
+        acceptance=list(one.accepted),
     )
 
 
@@ -259,19 +258,13 @@ def _answer_facts(answer: Answered, run: RunSpec) -> AnswerFacts:
     )
 
 
-def _accepted_facts(one: RoundsOfBoth) -> AcceptedFacts:
-    means = one.means or (None, None)
-    base, head = (RoundsFacts(rounds=one.rounds[n], tokens=one.tokens[n], mean=means[n]) for n in (0, 1))
-    return AcceptedFacts(model=one.model, shape=one.shape, cases=one.cases, base=base, head=head, change=one.text[2])
-
-
 def comparison_page(folder: Path) -> Document:
     """The document of a comparison's run folder. Raises InputError for a record that cannot be read."""
     return document_of(read_facts(folder / RECORD, ComparisonFacts, "the run folder of `eagletwin compare`"), folder)
 
 
 def document_of(one: ComparisonFacts, folder: Path) -> Document:
-    """What a comparison says. folder: where its run folder is now."""
+    """The report. folder: where its run folder is now."""
     believed = (("live bugs on both sides by their code, not run", ", ".join(one.believed)),) if one.believed else ()
     return Document(
         title=f"HEAD {one.head.name} against BASE {one.base.name}",
@@ -333,7 +326,7 @@ def _item(answer: AnswerFacts) -> Item:
 
 
 def _functions(one: ComparisonFacts) -> DocumentSection:
-    """What differs between the two, and how much of it ran."""
+    """The functions that differ, and how many of them ran."""
     rows, run, idle = [], set[str](), set[str]()
     for side, differs in one.functions.items():
         run, idle, name_of = run | {*differs.run}, idle | {*differs.not_run}, side.upper()
@@ -356,10 +349,10 @@ def _functions(one: ComparisonFacts) -> DocumentSection:
 def _acceptance(accepted: list[AcceptedFacts]) -> DocumentSection:
     rows = []
     for one in accepted:
-        means = [side.mean for side in (one.base, one.head)]
-        fell = None not in means and means[1] < means[0]  # type: ignore[operator]
+        base, head = (side.mean for side in (one.base, one.head))
+        fell = base is not None and head is not None and head < base
         change = TableCell(one.change, "wrong" if fell else "right" if one.change == "same" else "")
-        said = ("no round" if mean is None else f"{mean:.3f}" for mean in means)
+        said = ("no round" if mean is None else f"{mean:.3f}" for mean in (base, head))
         rows.append(row(one.model, one.shape, str(one.cases), *said, change))
     caption = "Tokens a round commits, by configuration"
     line = "Over the generated cases that ran on both sides; the bonus token counts." if rows else "No such case was run."

@@ -38,7 +38,7 @@ from ..fuzz.steering import Steering
 from ..fuzz.tally import Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
-from ..result import ComparisonFacts
+from ..result import AcceptedFacts, ComparisonFacts
 from .groups import (
     EQUAL,
     MINIMAL,
@@ -46,7 +46,6 @@ from .groups import (
     Breakage,
     Example,
     Result,
-    RoundsOfBoth,
     SharedCase,
     SideResult,
     breakages,
@@ -127,7 +126,7 @@ class Sides:
     mutual: bool = False
     every: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
-    accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
+    accepted: dict[tuple[str, str], AcceptedFacts] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     _mends: tuple[Mends, Mends] = field(init=False)
     _seen: dict[str, CaseSeen] = field(default_factory=dict)  # what is newly broken and was generated

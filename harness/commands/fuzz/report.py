@@ -133,7 +133,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
 
 
 def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
-    """What was run, and what it says, in sentences."""
+    """Sentences on the cases that ran, and on those that did not."""
     tally, base = search.tally, search.mends.base
     if not tally.cases:
         yield f"No case finished in {search.seconds:.1f} s: this says nothing about the release."
@@ -252,7 +252,7 @@ def search_page(folder: Path) -> Document:
 
 
 def document_of(summary: Summary, folder: Path) -> Document:
-    """What a search says: where the text has one line of a section, --verbose and the page have all of it."""
+    """The report: where the text has one line of a section, --verbose and the page have all of it."""
     word, _, title = summary.headline.partition("  ")
     first, *remarks = summary.remarks or [f"{count(summary.tally.cases, 'case')}, {count(len(summary.findings), 'finding')}"]
     meaning = f"Exit code {summary.exit_code}: {summary.meaning}." if summary.meaning else ""
@@ -307,7 +307,7 @@ def _unconfirmed(summary: Summary) -> tuple[str, ...]:
 
 
 def _known_bugs(summary: Summary) -> DocumentSection:
-    """What known bugs explain, and what was mended, in memory, so that it hides nothing."""
+    """Known bugs: cases that they explain, and cases in which they were mended, in memory, so that they hide nothing."""
     bugs, tally = sorted(summary.known, key=lambda bug: -bug.cases), summary.tally
     took = f"To tell which it is took {count(tally.tries, 'more run')} of {count(tally.tried, 'case')}." if tally.tries else ""
     rows = ((bug.id, str(bug.cases), ", ".join(bug.shows), str(bug.mended), bug.example) for bug in bugs)

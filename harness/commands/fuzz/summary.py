@@ -1,4 +1,4 @@
-"""summary.json: what a search leaves, as a program reads it, and as its document is made of it."""
+"""summary.json, which a program reads, and of which the document of a search is made."""
 
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,13 @@ class FindingFacts(Struct, kw_only=True):
     ran: list[str] = []
     case: dict[str, Any] = {}
 
+    @property
+    def title(self) -> str:
+        return f"{self.status}: {self.signature}{f' (it may be {self.known})' if self.known else ''}"
+
 
 class UnconfirmedFacts(Struct, kw_only=True):
-    """What was still being made smaller when the search ended."""
+    """A finding that was still being made smaller when the search ended."""
 
     signature: Signature
     status: str
@@ -47,7 +51,7 @@ class UnconfirmedFacts(Struct, kw_only=True):
 
 
 class AsideFacts(Struct, kw_only=True):
-    """What was seen and not looked into. example: the file of a case that shows it"""
+    """A signature that was seen and not looked into. example: the file of a case that shows it"""
 
     signature: Signature
     cases: int
@@ -66,7 +70,7 @@ class KnownFacts(Struct, kw_only=True):
 
 
 class Summary(Struct, kw_only=True):
-    """What a search came to.
+    """The result of a search.
 
     headline, remarks, meaning  how it is summed up, in sentences, and what its exit code means; not_seen: what did not run
     command     searches like this again; resume: continues it, where it was ended
