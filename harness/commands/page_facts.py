@@ -1,23 +1,28 @@
-"""What a command leaves in its run folder for its page, and cells of tables that several pages have."""
+"""Results in a run folder, read again for their page, and sections that several reports have."""
 
 import os
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.differs import shortened
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.page.render import NAME, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import DocumentSection, Table, table
+from eagletwin.harness.page.render import NAME
 
 Facts = TypeVar("Facts")
+# How the result of an exit code looks.
+KINDS: dict[int | None, str] = {EXIT_EQUAL: "right", EXIT_DIVERGED: "wrong"}
 
 
 def read_facts(file: Path, shape: type[Facts], of: str) -> Facts:
     """The facts in a file. of: the folder to name in their place. Raises InputError for facts that cannot be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=shape)
+        return msgspec.json.decode(file.read_bytes(), type=shape, dec_hook=lambda kind, found: Counter(found))
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}", consequence="no page was made", remedy=f"name {of}") from error
 
@@ -33,26 +38,18 @@ def page_beside(folder: Path, kept: str, there: str) -> str:
     return link.as_posix() if (folder / link).is_file() else ""
 
 
-def row(*cells: str | TableCell, tags: tuple[str, ...] = ()) -> TableRow:
-    """A row of a table; a text is a plain cell."""
-    return TableRow(tuple(TableCell(one) if isinstance(one, str) else one for one in cells), tags=tags)
-
-
 def never_happened(exercised: Collection[str]) -> Table:
     """The features that no case exercised, and what each of them is."""
-    rows = tuple(row(name, what) for name, what in FEATURES.items() if name not in exercised)
-    return Table(caption="Never happened", header=("feature", "what it is"), rows=rows, searched=True)
+    rows = ((name, what) for name, what in FEATURES.items() if name not in exercised)
+    return table("Never happened", ("feature", "what it is"), rows, searched=True)
 
 
-def left_out(not_looked_at: Collection[str], refused: Collection[str] = ()) -> list[PageSection]:
-    """What no case of a search had, and engines that would not start. No section, if there is nothing of these."""
-    kinds = {
-        ("Not looked at, and the option for it", "what"): not_looked_at,
-        ("Configurations of which nothing was looked at", "model, and why"): refused,
-    }
-    tables = [
-        Table(caption=caption, header=(header,), rows=tuple(row(one) for one in names))
-        for (caption, header), names in kinds.items()
-        if names
-    ]
-    return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []
+def left_out(not_looked_at: Sequence[str], search: str = "", brief: int = 0) -> list[DocumentSection]:
+    """Features that no case of a search had, each with the option of `fuzz` for it. No section, if there is nothing of these.
+
+    brief: how many names the text has of them, in one line; 0: all of it"""
+    heading = f"Not looked at{f' by the search of {search}' * bool(search)}, and the option of `fuzz` for it"
+    names = [one.partition(" (--")[0].partition(": ")[0] for one in not_looked_at]
+    short = f"Not looked at: {shortened(names, brief)}." if brief else None
+    lines = tuple(not_looked_at)
+    return [DocumentSection(heading=heading, lines=lines, folded=heading, brief=short)] if lines else []

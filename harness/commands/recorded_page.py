@@ -13,7 +13,7 @@ from eagletwin.harness.core.trace import HEADER, Trace
 from eagletwin.harness.deserved.device import check_device, on
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.recorded import started_of, weigh
-from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import Document, DocumentSection, TableCell, row, table
 from eagletwin.harness.page.run import run_page
 
 from .options import let_threads_sleep
@@ -23,7 +23,7 @@ from .options import let_threads_sleep
 _KINDS = {"equal": "right", "diverged": "wrong", "unknown": "doubt"}
 
 
-def session_page(session: JudgedServer, folder: Path, again: str, argument: str) -> Page:
+def session_page(session: JudgedServer, folder: Path, again: str, argument: str) -> Document:
     """The page. argument: as the terminal has it."""
     recorded = sum(session.counts.values())
     said = ", ".join(f"{number} {status}" for status, number in sorted(session.counts.items()) if number)
@@ -31,7 +31,7 @@ def session_page(session: JudgedServer, folder: Path, again: str, argument: str)
     said += f"; no draft was compared in {untold}" if untold else ""
     sections = (_all(session),) if session.looked else ()
     if session.first is None:
-        return Page(
+        return Document(
             title=f"Recordings of {folder.name}",
             status=session.status,
             headline=f"{count(recorded, 'recorded request')}: {said or 'none'}",
@@ -49,47 +49,33 @@ def session_page(session: JudgedServer, folder: Path, again: str, argument: str)
     )
 
 
-def _all(session: JudgedServer) -> PageSection:
+def _all(session: JudgedServer) -> DocumentSection:
     beside = session.weighed is not None
-    rows = tuple(
-        TableRow(
-            (
-                TableCell(one.folder.name),
-                TableCell(one.status, _KINDS[one.status]),
-                TableCell(str(one.rounds)),
-                TableCell(f"{one.tokens / one.rounds:.2f}" if one.rounds else ""),
-                *((_drafts(one),) if beside else ()),
-                TableCell(one.headline),
-            ),
+    rows = (
+        row(
+            *(one.folder.name, TableCell(one.status, _KINDS[one.status]), str(one.rounds)),
+            f"{one.tokens / one.rounds:.2f}" if one.rounds else "",
+            *((_drafts(one),) if beside else ()),
+            one.headline,
             tags=(one.status, *((one.untold.cause,) if one.untold is not None else ())),
         )
         for one in session.looked
     )
     untold = tuple(sorted(why.cause for why in session.untold))
-    table = Table(
-        caption="Recorded requests",
-        header=(
-            "recording",
-            "status",
-            "rounds",
-            "tokens a round",
-            *(("drafts beside the checkpoints",) if beside else ()),
-            "what",
-        ),
-        rows=rows,
-        filters=(
-            ("Status", tuple(sorted({one.status for one in session.looked}))),
-            *((("Drafts not compared", untold),) if untold else ()),
-        ),
+    recordings = table(
+        "Recorded requests",
+        ("recording", "status", "rounds", "tokens a round", *["drafts beside the checkpoints"] * beside, "what"),
+        rows,
+        filters=(("Status", tuple(_KINDS)), *((("Drafts not compared", untold),) if untold else ())),
         searched=True,
     )
-    return PageSection(
+    return DocumentSection(
         heading="All recordings",
         lines=(
             "`eagletwin judge --html` of one recording's folder makes its own page, with its time line.",
             *(session.beside_checkpoints() if beside else ()),
         ),
-        tables=(table,),
+        tables=(recordings,),
     )
 
 

@@ -13,7 +13,7 @@ from .result import WrittenFacts
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.verdict import Verdict
-    from eagletwin.harness.page.render import Page
+    from eagletwin.harness.page.document import Document
 
 
 def write_report(folder: Path, out: Path | None = None) -> int:
@@ -39,17 +39,17 @@ def write_report(folder: Path, out: Path | None = None) -> int:
     return EXIT_EQUAL
 
 
-def _maker(folder: Path) -> "Callable[[], Page]":
+def _maker(folder: Path) -> "Callable[[], Document]":
     """What makes the page of this folder. Raises InputError for one that holds nothing that has a page."""
     from eagletwin.harness.check.recordings import is_session
     from eagletwin.harness.core.trace import HEADER
 
-    from .acceptance.deserved_page import FACTS
-    from .acceptance.page import acceptance_page
+    from .acceptance.report import FACTS, acceptance_page
     from .bisect.report import REPORT, bisection_page
     from .compare.one_report import JOB, job_page
     from .compare.report import RECORD, comparison_page
-    from .fuzz.page import SUMMARY, search_page
+    from .fuzz.report import search_page
+    from .fuzz.summary import SUMMARY
     from .prove.report import PROOFS, proofs_page
 
     if is_session(folder):
@@ -73,7 +73,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     )
 
 
-def _trace(folder: Path) -> "Page":
+def _trace(folder: Path) -> "Document":
     """A trace, with the verdict that lies beside it: it may rest on more than one run."""
     from eagletwin.harness.check.argument import argue
     from eagletwin.harness.check.repro import SCRIPT
@@ -110,7 +110,7 @@ def _verdict(folder: Path) -> "Verdict | None":
         ) from error
 
 
-def _session(folder: Path) -> "Page":
+def _session(folder: Path) -> "Document":
     from eagletwin.harness.check import recordings
     from eagletwin.harness.check.argument import WIDTH
     from eagletwin.harness.core.run_spec import DEFAULT_RUN

@@ -6,7 +6,7 @@ this module print what json.md says of each.
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from eagletwin.harness.core.verdict import Verdict
 
@@ -65,9 +65,10 @@ class SearchFacts(ResultFacts, kw_only=True):
     summary: Annotated[
         dict[str, Any],
         Meta(
-            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `unconfirmed` (what "
-            "was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; `tally` has "
-            "`deaths` of workers, and the blocks that were `lost`"
+            description="as summary.json has it: `headline`, `remarks` (sentences on what ran), `command`, `resume`: what "
+            "continues a search that was ended, `meaning` of the exit code, `seconds`, `tally`, `findings`, `unconfirmed` "
+            "(what was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; `tally` has `deaths` of "
+            "workers, and the blocks that were `lost`"
         ),
     ]
 
@@ -91,10 +92,12 @@ class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     case: dict[str, Any]
     changes: list[str]  # its options
     size: str
+    shrunk: str  # what became smaller
     looks: int  # smaller cases that ran
     partial: bool  # time was up before it was smallest
     known: str
     again: str
+    portable: str  # `again` without a path of this machine
     folder: str
 
 
@@ -131,6 +134,7 @@ class AnswerFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     head: SideFacts
     known: str
     again: str
+    portable: str  # of an entry
     folder: str
 
 
@@ -146,18 +150,32 @@ class FunctionsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     runs: int
 
 
-class RoundsFacts(Struct, kw_only=True, forbid_unknown_fields=True):
-    rounds: int
-    tokens: int
-    mean: float | None
+class RoundsFacts(Struct, forbid_unknown_fields=True):
+    """mean: accept length, the bonus token counted; null: there was no round"""
+
+    rounds: int = 0
+    tokens: int = 0
+    mean: float | None = None
 
 
-class AcceptedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+class AcceptedFacts(Struct, forbid_unknown_fields=True):
+    """One configuration: the generated cases that ran on both sides, to their end."""
+
     model: str
     shape: str
-    cases: int
-    base: RoundsFacts
-    head: RoundsFacts
+    cases: int = 0
+    base: RoundsFacts = field(default_factory=RoundsFacts)
+    head: RoundsFacts = field(default_factory=RoundsFacts)
+    change: str = ""  # of the mean
+
+    def add(self, base: tuple[int, int], head: tuple[int, int]) -> None:
+        """One more case. base, head: rounds, and the tokens that they committed"""
+        self.cases += 1
+        for side, (rounds, tokens) in ((self.base, base), (self.head, head)):
+            side.rounds, side.tokens = side.rounds + rounds, side.tokens + tokens
+            side.mean = side.tokens / side.rounds if side.rounds else None
+        if self.base.mean and self.head.mean:
+            self.change = "same" if self.base == self.head else f"{self.head.mean / self.base.mean - 1:+.1%}"
 
 
 class ComparisonFacts(ResultFacts, kw_only=True):
@@ -165,12 +183,15 @@ class ComparisonFacts(ResultFacts, kw_only=True):
 
     schema: Annotated[int, Meta(description="3")] = 3
     result: Annotated[str, Meta(description="`newly broken`, `none newly wrong` or `cannot tell`")]
+    headline: Annotated[str, Meta(description="how people read the result: `2 NEWLY BROKEN`")]
     sentence: Annotated[str, Meta(description="the result in words")]
+    remarks: Annotated[list[str], Meta(description="sentences: how much ran, and which known live bugs were met")]
     not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
     interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
     base: Annotated[NamedFacts, Meta(description="`name`: as typed; `version`: as in traces")]
     head: NamedFacts
     command: str
+    portable: Annotated[str, Meta(description="`command` without a path of this machine")]
     folder: str
     seconds: float
     counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
@@ -185,6 +206,7 @@ class ComparisonFacts(ResultFacts, kw_only=True):
     not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
     not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
     answers: list[AnswerFacts]
+    changes: Annotated[list[str], Meta(description="sentences: what differs between the two, and what ran of it")]
     functions: dict[str, FunctionsFacts]
     acceptance: list[AcceptedFacts]
 
@@ -212,13 +234,14 @@ class ProveFacts(ResultFacts, kw_only=True):
         list[ProofFacts],
         Meta(
             description="a list: `entry`, `holds`, `exit_code`, `green` and `red`: status and rule with the fix and "
-            "without it, `why`: of what does not hold, `folders`, `title`, `state`: the releases that have the bug, "
-            "`green_folder` and `red_folder`"
+            "without it, `why` it does not hold, or by which rule it does in place of the entry's, `folders`, `title`, "
+            "`state`: the releases that have the bug, `green_folder` and `red_folder`"
         ),
     ]
     not_reached: Annotated[
         list[str], Meta(description="entries that did not run: the mode does not reach them, or no release has the fix")
     ]
+    asked: Annotated[int, Meta(description="how many entries were to be proven")] = 0
     seconds: float
     folder: Annotated[str, Meta(description="the run folder, which holds this object as proofs.json, and its page")] = ""
     sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it; empty: published wheels")] = ""
@@ -287,6 +310,8 @@ class WrittenFacts(ResultFacts, kw_only=True):
 
 
 class DoctorCheckFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """needed: without it the CPU engine cannot run; the other checks are for information"""
+
     what: str
     found: str
     good: bool

@@ -68,15 +68,9 @@ NOT_A_TERMINAL = 80  # columns, where neither a terminal nor $COLUMNS says how m
 _LEAST, _MOST = 40, 1000  # columns
 # The word that a report begins with, also behind another one ("INTERRUPTED, 1 FOUND"), and its colour.
 _COLOURS = {
-    "EQUAL": "bold green",
-    "DIVERGED": "bold red",
-    "UNKNOWN": "bold yellow",
-    "NOTHING NEW": "bold green",
-    r"\d+ FOUND": "bold red",
-    "NOTHING NEWLY BROKEN": "bold green",
-    r"\d+ NEWLY BROKEN": "bold red",
-    "NOTHING LOOKED AT": "bold yellow",
-    "CANNOT TELL": "bold yellow",
+    r"EQUAL|HOLDS|NOTHING NEW|NOTHING FOUND|NONE NEWLY WRONG": "bold green",
+    r"DIVERGED|FAILS|WRONG NUMBERS|\d+ FOUND|\d+ NEWLY BROKEN": "bold red",
+    r"UNKNOWN|NOTHING LOOKED AT|CANNOT TELL": "bold yellow",
 }
 
 

@@ -1,2 +1,1 @@
-"""A run as one HTML page, report.html: render.py says what is on it, the modules beside it fill that in, render.py writes
-it."""
+"""A command's report as one document: the model, and its renderers for text, Markdown and the HTML page."""

@@ -13,7 +13,7 @@ from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, sl
 from eagletwin.harness.judge.trees import parents_of
 from eagletwin.reference.tree import ancestor_mask
 
-from .render import Table, TableCell, TableRow
+from .document import Table, TableCell, row, table
 
 _AROUND = 5  # neighbours on each side of what is wrong
 _MOST = 60  # rows of a table
@@ -59,16 +59,12 @@ def _integers(exhibit: Exhibit, whose: dict[int, str], slots: dict[int, str]) ->
     rows = []
     for n in at:
         expected, actual, bad = str(exhibit.expected[n]), str(exhibit.actual[n]), n in wrong
-        cells = [TableCell(exhibit.name(n)), TableCell(expected), TableCell(actual, "wrong" if bad else "right")]
-        if named:
-            cells.append(TableCell(whose.get(n, "") or slots.get(int(exhibit.actual[n]), "")))
-        rows.append(TableRow(tuple(cells), "wrong" if bad else ""))
-    return Table(
-        caption="Around the first wrong number",
-        header=("", "expected", "actual", *(["whose the actual one is"] if named else [])),
-        rows=tuple(rows),
-        note=_note(len(at), len(exhibit.actual), len(exhibit.wrong)),
-    )
+        owner = (whose.get(n, "") or slots.get(int(exhibit.actual[n]), ""),) if named else ()
+        said = TableCell(actual, "wrong" if bad else "right")
+        rows.append(row(exhibit.name(n), expected, said, *owner, kind="wrong" if bad else ""))
+    header = ("", "expected", "actual", *(["whose the actual one is"] if named else []))
+    note = _note(len(at), len(exhibit.actual), len(exhibit.wrong))
+    return table("Around the first wrong number", header, rows, note=note)
 
 
 def _choice(exhibit: Exhibit) -> Table:
@@ -80,23 +76,10 @@ def _choice(exhibit: Exhibit) -> Table:
     rows = []
     for token in tokens:
         place, should = (f"place {some.index(token)}" if token in some else "" for some in (actual, expected))
-        bad = place != should
-        rows.append(
-            TableRow(
-                (
-                    TableCell(str(token)),
-                    TableCell(f"{float(logits[token]):.6g}"),
-                    TableCell(should),
-                    TableCell(place, "wrong" if bad else ""),
-                ),
-                "wrong" if bad else "",
-            )
-        )
-    return Table(
-        caption="The reference's logits of this row, the largest first",
-        header=("token", "logit", "must be", "was chosen as"),
-        rows=tuple(rows),
-    )
+        kind = "wrong" if place != should else ""
+        rows.append(row(str(token), f"{float(logits[token]):.6g}", should, TableCell(place, kind), kind=kind))
+    header = ("token", "logit", "must be", "was chosen as")
+    return table("The reference's logits of this row, the largest first", header, rows)
 
 
 def _rows(context: DivergenceContext, exhibit: Exhibit, whose: dict[int, str]) -> Table:
@@ -114,45 +97,29 @@ def _rows(context: DivergenceContext, exhibit: Exhibit, whose: dict[int, str]) -
     rows = []
     for n, one in enumerate(at):
         bad, element = one in wrong, int(error[n])
-        cells = (
-            TableCell(exhibit.name(one)),
-            TableCell(f"{float(share[n]):.3g} times the bound", "wrong" if bad else "right"),
-            TableCell(_element(exhibit, element)),
-            TableCell(f"{float(expected[n, element]):.6g}"),
-            TableCell(f"{float(actual[n, element]):.6g}"),
-            TableCell(whose.get(one, "")),
-        )
-        rows.append(TableRow(cells, "wrong" if bad else ""))
-    return Table(
-        caption="Rows around the first wrong one",
-        header=("", "largest error", "in", "expected", "actual", "whose the actual row is"),
-        rows=tuple(rows),
-        note=_note(len(at), len(exhibit.actual), len(exhibit.wrong)),
-    )
+        off = TableCell(f"{float(share[n]):.3g} times the bound", "wrong" if bad else "right")
+        numbers = (f"{float(side[n, element]):.6g}" for side in (expected, actual))
+        where, owner = _element(exhibit, element), whose.get(one, "")
+        rows.append(row(exhibit.name(one), off, where, *numbers, owner, kind="wrong" if bad else ""))
+    header_names = ("", "largest error", "in", "expected", "actual", "whose the actual row is")
+    note = _note(len(at), len(exhibit.actual), len(exhibit.wrong))
+    return table("Rows around the first wrong one", header_names, rows, note=note)
 
 
 def _elements(exhibit: Exhibit) -> Table:
     """Numbers of the first wrong row, around the one that is farthest off."""
     assert not isinstance(exhibit.actual, list)
     assert not isinstance(exhibit.expected, list)
-    row = exhibit.wrong[0]
-    expected, actual = exhibit.expected[row], exhibit.actual[row].astype(np.float64)
+    first = exhibit.wrong[0]
+    expected, actual = exhibit.expected[first], exhibit.actual[first].astype(np.float64)
     rows = []
     for n in _shown([exhibit.element], len(actual)):
         off = abs(float(actual[n]) - float(expected[n]))
         farthest = "wrong" if n == exhibit.element else ""
-        cells = (
-            TableCell(_element(exhibit, n)),
-            TableCell(f"{float(expected[n]):.6g}"),
-            TableCell(f"{float(actual[n]):.6g}", farthest),
-            TableCell(f"{off:.3g}"),
-        )
-        rows.append(TableRow(cells, farthest))
-    return Table(
-        caption=f"The numbers of {exhibit.name(row)} around the one that is farthest off",
-        header=("", "expected", "actual", "difference"),
-        rows=tuple(rows),
-    )
+        said = TableCell(f"{float(actual[n]):.6g}", farthest)
+        rows.append(row(_element(exhibit, n), f"{float(expected[n]):.6g}", said, f"{off:.3g}", kind=farthest))
+    caption = f"The numbers of {exhibit.name(first)} around the one that is farthest off"
+    return table(caption, ("", "expected", "actual", "difference"), rows)
 
 
 def _element(exhibit: Exhibit, element: int) -> str:
@@ -170,24 +137,18 @@ def _slots(context: DivergenceContext, exhibit: Exhibit) -> tuple[Table, ...]:
     """The requests' rows of req_to_token around the columns that differ, as they were when the first number went wrong."""
     tables = tables_at(context)
     columns = [int(found[1]) for n in exhibit.wrong[:_MOST] if (found := re.search(r"column (\d+)", exhibit.name(n)))]
-    most = max((len(table) for table in tables.values()), default=0)
+    most = max((len(own) for own in tables.values()), default=0)
     if not columns or not most:
         return ()
     wrong = {int(exhibit.actual[n]) for n in exhibit.wrong}
     at = _shown(columns, max(most, max(columns) + 1))[:_MOST_COLUMNS]
     rows = []
-    for request, table in tables.items():
-        slots = [table[column] if column < len(table) else None for column in at]
-        cells = tuple(TableCell("" if slot is None else str(slot), "wrong" if slot in wrong else "") for slot in slots)
-        rows.append(TableRow((TableCell(request), *cells)))
-    return (
-        Table(
-            caption="Rows of req_to_token around it, by request and column",
-            header=("request", *map(str, at)),
-            rows=tuple(rows),
-            note="≠ marks the slots that were written in place of the expected ones, wherever a row names them.",
-        ),
-    )
+    for request, own in tables.items():
+        slots = [own[column] if column < len(own) else None for column in at]
+        cells = (TableCell("" if slot is None else str(slot), "wrong" if slot in wrong else "") for slot in slots)
+        rows.append(row(request, *cells))
+    note = "≠ marks the slots that were written in place of the expected ones, wherever a row names them."
+    return (table("Rows of req_to_token around it, by request and column", ("request", *map(str, at)), rows, note=note),)
 
 
 def _mask(context: DivergenceContext) -> Table | None:
@@ -200,18 +161,13 @@ def _mask(context: DivergenceContext) -> Table | None:
     if number is None or parents is None or len(parents) > _MOST_NODES:
         return None
     exact, mask = ancestor_mask(parents).tolist(), trace.array(number, "mask").tolist()
-    if [len(row) for row in mask] != [len(row) for row in exact]:
+    if [len(one) for one in mask] != [len(one) for one in exact]:
         return None
     rows = []
     for node, (expected, actual) in enumerate(zip(exact, mask, strict=True)):
         cells = [TableCell(f"node {node}")]
         for must, does in zip(expected, actual, strict=True):
             cells.append(TableCell("●" if must else "·") if must == bool(does) else TableCell("●" if does else "·", "wrong"))
-        rows.append(TableRow(tuple(cells), "wrong" if expected != [bool(one) for one in actual] else ""))
-    return Table(
-        caption="The mask: what each node sees",
-        header=("", *map(str, range(len(exact)))),
-        rows=tuple(rows),
-        note="● is seen, · is not; ≠ marks what must be the other way round.",
-        narrow=True,
-    )
+        rows.append(row(*cells, kind="wrong" if expected != [bool(one) for one in actual] else ""))
+    note = "● is seen, · is not; ≠ marks what must be the other way round."
+    return table("The mask: what each node sees", ("", *map(str, range(len(exact)))), rows, note=note, narrow=True)

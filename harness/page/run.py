@@ -14,8 +14,9 @@ from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
 from eagletwin.harness.judge.rules import sentence_of
 
+from .document import Document, DocumentSection, Fields, TableCell, table
 from .numbers import tables_of
-from .render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
+from .render import NAME, write_page
 from .timeline import timeline_of
 from .trees import trees_of
 
@@ -43,7 +44,7 @@ def write_run(outcome: Concluded) -> Path | None:
     """report.html in the run folder of an outcome, as write_page does."""
     folder = outcome.folder
 
-    def page() -> Page:
+    def page() -> Document:
         return run_page(
             outcome.trace,
             outcome.verdict,
@@ -70,7 +71,7 @@ TREE_NOTE = (
 
 def run_page(
     trace: Trace, verdict: Verdict, *, argument: str, again: Sequence[str] = (), known: str = "", files: Sequence[str] = ()
-) -> Page:
+) -> Document:
     """The page. known: the bug of the ledger that it may be; files: names of the run folder's files."""
     header, context = trace.header, rejudge_with_context(trace, verdict)
     owners = provenance_of(context) if context is not None else None
@@ -80,7 +81,7 @@ def run_page(
     found, layers = verdict.first, model.mtp_layers > 0
     divergences = context.divergences if context is not None else (found,) if found is not None else ()
     rule = sentence_of(found.rule, layers, not model.ahead) if found is not None else None
-    return Page(
+    return Document(
         title=header.case.name,
         status=verdict.status,
         headline=_headline(header, verdict, layers),
@@ -149,39 +150,28 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "the run", f"{ending.kind}: {ending.detail}"
 
 
-def _sections(header: Header, verdict: Verdict, context: DivergenceContext | None, layers: bool) -> Iterator[PageSection]:
+def _sections(header: Header, verdict: Verdict, context: DivergenceContext | None, layers: bool) -> Iterator[DocumentSection]:
     if context is not None and len(context.divergences) > 1:
         yield _later(header, context.divergences, layers)
-    rows = [
-        TableRow((TableCell(rule), TableCell(str(number)), TableCell(str(verdict.unseen.get(rule, "")))))
-        for rule, number in sorted(verdict.checked.items())
-    ]
-    if rows:
-        table = Table(
-            caption="Comparisons by rule", header=("rule", "comparisons", "could not be made"), rows=tuple(rows), searched=True
-        )
-        yield PageSection(heading="What was compared", tables=(table,))
+    rows = ((rule, str(number), str(verdict.unseen.get(rule, ""))) for rule, number in sorted(verdict.checked.items()))
+    rules = table("Comparisons by rule", ("rule", "comparisons", "could not be made"), rows, searched=True)
+    yield DocumentSection(heading="What was compared", tables=(rules,))
 
 
-def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> PageSection:
+def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> DocumentSection:
     """All divergences by their record, in the order in which data flows."""
-    rows = []
+    rows = list[tuple[str | TableCell, ...]]()
 
     def record_of(one: Divergence) -> tuple[int, str]:
         return one.iteration, place_of(one, header.case.num_steps, layers)
 
     for (iteration, place), group in groupby(divergences[1 : 1 + _MOST_LATER], record_of):
         for n, one in enumerate(group):
-            where = (TableCell(str(iteration)), TableCell(place if not n else ""))
-            said = (TableCell(one.rule), TableCell(one.index), TableCell(one.expected), TableCell(one.actual, "wrong"))
-            rows.append(TableRow((*where, *said)))
+            actual = TableCell(one.actual, "wrong")
+            rows.append((str(iteration), place if not n else "", one.rule, one.index, one.expected, actual))
     left = len(divergences) - 1 - len(rows)
-    table = Table(
-        caption="Divergences after the first, by record",
-        header=("iteration", "record", "rule", "index", "expected", "actual"),
-        rows=tuple(rows),
-        note=f"{left} more are not listed." if left > 0 else "",
-        searched=True,
-    )
+    header_names = ("iteration", "record", "rule", "index", "expected", "actual")
+    note = f"{left} more are not listed." if left > 0 else ""
+    later = table("Divergences after the first, by record", header_names, rows, note=note, searched=True)
     lines = ("They come after the first in the order in which data flows, and may follow from it.",)
-    return PageSection(heading="What diverged after it", lines=lines, tables=(table,))
+    return DocumentSection(heading="What diverged after it", lines=lines, tables=(later,))

@@ -11,7 +11,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
 
-from .render import Lane, Mark, Timeline
+from .document import Lane, Mark, Timeline
 
 SCHEDULER = "scheduler"
 _MOST_ROUNDS = 20_000  # that have their tokens: 100 bytes each, and a page stays below 5 MB

@@ -14,7 +14,7 @@ from eagletwin.harness.judge.compare import Exhibit
 from eagletwin.harness.judge.provenance import DivergenceContext
 from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
-from .render import Node, TreePicture
+from .document import Node, TreePicture
 
 _ACROSS, _DOWN, _EDGE = 74, 78, 44  # pixels between nodes, and to the border
 _MOST_NODES = 120  # that are drawn

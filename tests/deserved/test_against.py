@@ -49,7 +49,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         with serving(behaviour) as url:
             words = ["--target", target, "--draft", draft, "--prompts", str(prompts), "--server", url]
             code = guarded(lambda: typed(["acceptance", *words, "--new-tokens", str(new_tokens), *more]))
-        return Done(code, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        return Done(code, " ".join(out.split()), err)
 
     return run
 
@@ -79,7 +80,7 @@ def test_what_a_pair_deserves_is_kept_with_a_page(
 def test_a_healthy_server_is_equal(run: Run) -> None:
     done = run(Behaviour())
     assert done.returncode == 0, done
-    assert done.stdout.startswith(f"EQUAL  {3 * len(SIZES)} answers")
+    assert done.stdout.startswith(f"EQUAL {3 * len(SIZES)} answers")
 
 
 def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
@@ -88,7 +89,7 @@ def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
 
     done = run(broken(change))
     assert done.returncode == 0
-    assert f"The stream of {3 * len(SIZES)} answers does not tell where rounds began" in " ".join(done.stdout.split())
+    assert f"The stream of {3 * len(SIZES)} answers does not tell where rounds began" in done.stdout
 
 
 def facts_of(tmp_path: Path) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def test_short_prompts_are_equal_with_the_bugs_that_they_could_not_show(run: Run
     done = run(broken(change))
     assert done.returncode == 0
     assert facts_of(tmp_path)["hidden_bugs"] == {"prompts longer than a chunk": ["26329 (in this release)"]}
-    assert "prompts longer than a chunk. These bugs could not show: 26329 (in this release)." in " ".join(done.stdout.split())
+    assert "prompts longer than a chunk. These bugs could not show: 26329 (in this release)." in done.stdout
 
 
 def test_one_prompt_is_in_no_batch(run: Run, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_where_no_draft_is_at_stake_the_verdict_is_unknown(run: Run, tmp_path: P
 
     done = run(broken(change), new_tokens=2)
     assert done.returncode == 125, done
-    assert "a server that accepts none would look the same" in " ".join(done.stdout.split())
+    assert "a server that accepts none would look the same" in done.stdout
     assert facts_of(tmp_path)["power"]["every"]["one_in"] == 0
 
 
@@ -157,7 +158,7 @@ def test_where_chance_covers_a_server_that_accepts_nothing_the_verdict_is_unknow
     done = run(broken(change), "--temperature", "1", new_tokens=2)
     assert done.returncode == 125, done
     assert "Smallest loss that shows in 95 of 100 such runs" in done.stdout
-    assert "A server that accepts no draft of these texts would be within chance as well." in " ".join(done.stdout.split())
+    assert "A server that accepts no draft of these texts would be within chance as well." in done.stdout
 
 
 def no_update(behaviour: Behaviour) -> None:
@@ -271,7 +272,7 @@ def test_answers_that_cannot_be_told_are_counted_by_cause_each_with_its_remedy(
     )
     done = run(Behaviour())
     assert done.returncode == 0, done
-    said = " ".join(done.stdout.split())
+    said = done.stdout
     assert said.startswith(f"EQUAL {3 * len(SIZES) - 6} answers")
     for way in causes:
         assert f"Of 3 more answers it cannot be told what the rounds deserve: why {way}." in said

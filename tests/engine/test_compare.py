@@ -73,7 +73,7 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     assert "1 of 1 case ran the change: 1 newly broken." in said
     assert f"Changed functions that each of the cases runs: {UNDONE_NAME}." in said
     assert f"What differs between the two: Run: {UNDONE_NAME} in 1 of 1 case." in said
-    assert "layers that keep a state (--only states)" in said.partition("Not looked at")[2]
+    assert "pipelines (--pp 2)" in said.partition("Not looked at")[2]
     assert done.stderr == ""  # progress is for a terminal
     kept = tmp_path / "eagletwin-runs" / "compare"
     facts = json.loads((kept / "comparison.json").read_text())

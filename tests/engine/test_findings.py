@@ -1,6 +1,7 @@
 """Which findings are one: those of one rule, stage and layer or kernel; crashes of one exception and function."""
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -8,14 +9,14 @@ import pytest
 
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import Plan
-from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
+from eagletwin.harness.commands.fuzz.report import document_of, finding_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
+from eagletwin.harness.page.text import text_of
 
 from .plain import GREEDY
 
@@ -94,9 +95,8 @@ def test_what_is_seen_again_is_set_aside_with_an_example_that_shows_it(host: Hos
     assert aside.signature == finding.signature
     assert aside.cases > 0
     assert fuzz.trials.look_alone(read_case(aside.example)).signature == aside.signature
-    text = tally_text(fuzz, findings, 200, verbose=True)
-    assert f"  {count(aside.cases, 'case')} of {finding.signature}, as finding-1:\n    set-aside/1-" in text
-    write_summary(tmp_path, fuzz, findings)
+    text = text_of(document_of(write_summary(tmp_path, fuzz, findings), tmp_path), 400, verbose=True)
+    assert re.search(rf"{re.escape(str(finding.signature))} +│ {aside.cases} +│ as finding-1 +│ set-aside/1-", text)
     summary = json.loads((tmp_path / "summary.json").read_text())
     [one] = summary["set_aside"]
     assert (one["cases"], one["example"]) == (aside.cases, str(aside.example))
@@ -111,7 +111,8 @@ def test_what_a_smaller_case_shows_in_place_of_what_is_shrunk_is_set_aside_too(h
     assert others
     for aside in others:
         assert read_case(aside.example).requests
-    assert ", on the way to a finding:\n    set-aside/1-" in tally_text(fuzz, [finding], 200, verbose=True)
+    text = text_of(document_of(write_summary(tmp_path, fuzz, [finding]), tmp_path), 400, verbose=True)
+    assert re.search(r"│ on the way to a finding +│ set-aside/1-", text)
 
 
 def test_what_shrinking_had_no_time_for_is_said_on_a_line_of_its_own(host: Host, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.page.render import Page, html_of
+from eagletwin.harness.page.document import Document
+from eagletwin.harness.page.render import html_of
 from eagletwin.harness.page.run import run_page
 
 from .changes import Change, last_of
@@ -16,7 +17,7 @@ from .test_judge_sees_every_number import PLANTED
 from .test_judge_sees_every_tree import CHANGES
 
 
-def page_of(trace: Trace, stage: str, tensor: str, change: Change) -> Page:
+def page_of(trace: Trace, stage: str, tensor: str, change: Change) -> Document:
     number = last_of(trace, stage, tensor)
     wrong = Trace(trace.header, {**trace.tensors, f"{number}.{tensor}": change(trace.tensor(number, tensor))})
     verdict = judge(wrong)
@@ -32,7 +33,7 @@ def page_of(trace: Trace, stage: str, tensor: str, change: Change) -> Page:
     return made
 
 
-def signs(page: Page) -> int:
+def signs(page: Document) -> int:
     return sum(cell.kind == "wrong" for table in page.tables for row in table.rows for cell in row.cells)
 
 

@@ -25,7 +25,6 @@ from eagletwin.harness.commands.compare.groups import (
     Answered,
     Example,
     Result,
-    RoundsOfBoth,
     SharedCase,
     SideResult,
     cases_of_ledger,
@@ -33,12 +32,12 @@ from eagletwin.harness.commands.compare.groups import (
     entries_named,
     group_of,
 )
-from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
-from eagletwin.harness.commands.compare.report import Comparing, text_of
+from eagletwin.harness.commands.compare.report import Comparing, document_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
 from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
+from eagletwin.harness.commands.result import AcceptedFacts, RoundsFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
@@ -50,6 +49,9 @@ from eagletwin.harness.core.trace import Recorder, new_header
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.page.markdown import code, plain
+from eagletwin.harness.page.markdown import markdown_of as comment_of
+from eagletwin.harness.page.text import text_of as rendered
 
 CASE = LEDGER["25015"].case
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -159,17 +161,22 @@ def test_a_crash_is_broken_and_another_end_is_unknown() -> None:
     assert said_by(Trial(CASE, Verdict(status="unknown", reason="ties", undecided=True), header(), ())).status == "unknown"
 
 
+def accepted(model: str, shape: str, base: tuple[int, int], head: tuple[int, int]) -> AcceptedFacts:
+    found = AcceptedFacts(model, shape)
+    found.add(base, head)
+    return found
+
+
 def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
-    found: dict[tuple[str, str], RoundsOfBoth] = {}
+    found: dict[tuple[str, str], AcceptedFacts] = {}
     count_rounds(found, SharedCase("one", CASE), header(3, 3), (3, 6))
     count_rounds(found, SharedCase("two", CASE), header(1, ending="crashed"), (1, 1))
     count_rounds(found, SharedCase("three", CASE), header(1), (0, 0))  # HEAD did not finish
     [one] = found.values()
-    assert (one.model, one.shape, one.cases, one.rounds, one.tokens) == ("llama-tiny", "chain", 1, (2, 3), (6, 6))
-    assert one.text == ("3.000", "2.000", "-33.3%")
-    assert one.fell
-    assert RoundsOfBoth("m", "tree", 1, (2, 2), (6, 6)).text[2] == "same"
-    assert RoundsOfBoth("m", "tree", 1, (0, 2), (0, 6)).text == ("no round", "no round", "")
+    assert one == AcceptedFacts("llama-tiny", "chain", 1, RoundsFacts(2, 6, 3.0), RoundsFacts(3, 6, 2.0), "-33.3%")
+    assert accepted("m", "tree", (2, 6), (2, 6)).change == "same"
+    none = accepted("m", "tree", (0, 0), (2, 6))
+    assert (none.base.mean, none.change) == (None, "")
 
 
 def steered(runs: Callable[[Block], bool], blocks: int) -> list[Block]:
@@ -219,6 +226,14 @@ def facts_of(one: Comparing) -> dict[str, Any]:
     return found
 
 
+def text_of(one: Comparing, columns: int) -> str:
+    return rendered(document_of(typed_facts_of(one), Path("runs")), columns)
+
+
+def markdown_of(one: Comparing) -> str:
+    return comment_of(document_of(typed_facts_of(one), Path("runs")))
+
+
 HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"
 
 
@@ -252,17 +267,17 @@ def test_hostile_text_is_no_markdown() -> None:
 def test_the_comment_has_whole_tables_and_no_tag_of_others() -> None:
     said = SideResult("broken", HOSTILE, WRONG.signature)
     answers = [answered(EQUAL, said, again=HOSTILE), answered(WRONG, EQUAL), answered(said, said)]
-    text = markdown_of(comparing(answers, accepted=[RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]))
+    text = markdown_of(comparing(answers, accepted=[accepted("llama-tiny", "chain", (2, 6), (3, 6))]))
     assert text.startswith("## eagletwin: 1 newly broken\n\n**HEAD is wrong where BASE is right")
     rows = [line for line in text.split("\n") if line.startswith("| ")]
     words = [row.split(" | ")[0] for row in rows if row.count("|") == 5 and not row.startswith("| |")]
-    assert words == ["| newly fixed", "| still diverged, as before"]
+    assert words == ["| newly fixed", "| still diverged"]
     assert {row.count("|") for row in rows if "newly" in row or "still" in row} == {5}
     assert "<script" not in text
     assert "@someone" not in text
     assert text.count("<details>") == text.count("</details>") == 1
     assert "<summary>Changed functions: 0 run, 1 not run</summary>" in text
-    assert "| `llama-tiny` | chain | 3 | 3.000 | 2.000 | **-33.3%** |" in text
+    assert "| llama-tiny | chain | 1 | 3.000 | 2.000 | **-33.3%** |" in text
 
 
 def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
@@ -284,10 +299,11 @@ def test_a_comparison_that_was_ended_is_no_success_and_claims_nothing_of_the_res
     one = comparing(answers, left=86, ended=ended, names=("0.5.23", "tree"), changes=(Changes(), Changes()), command="again")
     facts, comment = facts_of(one), markdown_of(one)
     assert (facts["exit_code"], facts["interrupted"], facts["result"]) == (ended, True, "cannot tell")
-    assert comment.startswith("## eagletwin: interrupted\n\nEnded before it was done: 1 of 2 cases ran the change, and nothing")
+    assert comment.startswith(
+        "## eagletwin: interrupted\n\n**Ended before it was done: 1 of 2 cases ran the change, and nothing"
+    )
     assert "86 more of the ledger did not run" in comment
     for text in (comment, text_of(one, 80), facts["sentence"]):
-        assert "**" not in text
         assert not re.search("newly|nothing new|breaks", text.partition("Tokens a round")[0], re.IGNORECASE)
     broken = comparing([BROKEN], ended=ended)
     assert text_of(broken, 80).startswith("INTERRUPTED, 1 NEWLY BROKEN")
@@ -325,8 +341,9 @@ def test_the_comment_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     answers = many(3, WRONG, "chain") + [answered(OTHER, OTHER, known="8409")] * 40
     one = comparing(answers, examples={WRONG.signature: small}, names=("/a/base", "/a/head"), command="compare /a/base /a/head")
     comment = markdown_of(one)
-    finding, _, rest = comment.partition("HEAD is SGLang")
-    assert comment.index("### draft.positions (draft.decode)") < comment.index("HEAD is SGLang")
+    finding, _, rest = comment.partition("generated cases and")
+    assert comment.index("### draft.positions (draft.decode), 3 cases: chain-0, chain-1, chain-2\n") < len(finding)
+    assert rest.count("SGLang 0.5.23\n* HEAD: SGLang 1a2b3c4d5e\n") == 1
     assert "HEAD: draft.positions at draft.decode." in finding
     assert "Changed functions that each of the cases runs: sglang.m.f." in finding
     [text] = re.findall("\n```json\n(.*?)\n```\n", finding, re.DOTALL)
@@ -393,7 +410,7 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
     facts = facts_of(seen)
     assert [answer["name"] for answer in facts["answers"]] == ran
     assert (facts["believed"], facts["not_run"]) == ([] if every else ["row-overflow"], 0)
-    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.asked) == (not every)
+    assert ("1 live bug of SGLang did not run: both sides have the code of 0.5.23" in seen.remarks[0]) == (not every)
     assert ("1 live bug" in markdown_of(seen)) == (not every)
 
 
@@ -447,7 +464,7 @@ def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
     assert "Not minimal: time was up." in text
     comment = markdown_of(one)
     assert comment.count("\n### ") == 3
-    assert "\nIn 25 cases: `chain-0`, " in comment
+    assert "\n### draft.positions (draft.decode), 25 cases: chain-0, " in comment
     facts = facts_of(one)
     assert (facts["result"], facts["counts"]["newly broken"]) == ("newly broken", 28)
     assert [len(broken["cases"]) for broken in facts["broken"]] == [25, 2, 1]
@@ -455,8 +472,8 @@ def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
 
 
 def test_programs_read_an_object_whose_fields_are_documented() -> None:
-    accepted = [RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]
-    facts = json.loads(json.dumps(facts_of(comparing([BROKEN, AS_BEFORE], accepted=accepted))))
+    rounds = [accepted("llama-tiny", "chain", (2, 6), (3, 6))]
+    facts = json.loads(json.dumps(facts_of(comparing([BROKEN, AS_BEFORE], accepted=rounds))))
     assert (facts["result"], facts["exit_code"]) == ("newly broken", 1)
     assert facts["counts"] == {group: int(group in ("newly broken", "as before")) for group in GROUPS}
     assert facts["answers"][0]["head"] == {"status": "broken", "rule": "draft.positions", "line": "wrong"}

@@ -14,25 +14,34 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.one import base_of, decide, stand_of
 from eagletwin.harness.commands.compare.one_report import (
-    FamilyFinding,
     FamilySearch,
     OneJob,
     Stand,
     Standing,
     annotations_of,
+    document_of,
     facts_of,
-    markdown_of,
-    text_of,
 )
+from eagletwin.harness.commands.fuzz.summary import FindingFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.page.markdown import markdown_of as comment_of
+from eagletwin.harness.page.text import text_of as rendered
 
 from .test_source import commit, git
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
+
+
+def text_of(one: OneJob) -> str:
+    return rendered(document_of(one, Path("runs")), 200)
+
+
+def markdown_of(one: OneJob) -> str:
+    return comment_of(document_of(one, Path("runs")))
 
 
 def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
@@ -40,8 +49,13 @@ def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
     return Standing(bug, entry.title, stand, line, f"eagletwin check {bug}", view=entry.red.view)
 
 
+def finding(status: str, rule: str, stage: str = "", **more: Any) -> FindingFacts:
+    until = {"cases": 1, "seconds": 1.0, "shrink_looks": 1, "shrink_seconds": 1.0}
+    return FindingFacts(signature=Signature(rule=rule, stage=stage), status=status, **{**until, **more})
+
+
 def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
-    found = tuple(FamilyFinding(f"{status}: draft.kv", status, "folder", known) for status, known in findings)
+    found = [finding(status, "draft.kv", folder="folder", known=known) for status, known in findings]
     return FamilySearch("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
 
 
@@ -105,7 +119,7 @@ def test_what_others_wrote_stays_text_in_the_summary_and_ends_no_annotation() ->
     text = markdown_of(one)
     assert "<script>" not in text
     assert "@all" not in text
-    [row] = [line for line in text.splitlines() if line.startswith("| `26329`")]
+    [row] = [line for line in text.splitlines() if line.startswith("| lacks | `26329` |")]
     assert row.count("|") == 5
     for line in annotations_of(one):
         assert line.startswith("::error ")
@@ -122,17 +136,17 @@ def test_a_case_that_is_wrong_in_another_way_blames_no_fix() -> None:
 
 
 def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
-    found = FamilyFinding(
-        "diverged: draft.kv, draft.decode",
+    found = finding(
         "diverged",
-        "/a/path/minimal",
-        "",
-        "draft.kv at draft.decode, round 0, row 1: 2 instead of 1",
-        LEDGER["25015"].case,
-        ("--remedy", "8409"),
-        ("sglang.m.f",),
+        "draft.kv",
+        "draft.decode",
+        folder="/a/path/minimal",
+        place="draft.kv at draft.decode, round 0, row 1: 2 instead of 1",
+        case=msgspec.to_builtins(LEDGER["25015"].case),
+        changes=["--remedy", "8409"],
+        ran=["sglang.m.f"],
     )
-    search = FamilySearch("", "1 FOUND", 1, 12, (found,), ("8409",), "/a/path", left_out=("trees (--only trees)",))
+    search = FamilySearch("", "1 FOUND", 1, 12, [found], ("8409",), "/a/path", left_out=("trees (--only trees)",))
     standings = [standing("live", "a crash", bug) for bug in ("8409", "row-overflow")]
     one = replace(
         job(*standings, searches=(search,)),
@@ -143,14 +157,16 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     )
     text = markdown_of(one)
     lines = text.splitlines()
-    assert lines[:4] == [
+    assert lines[:6] == [
         "## eagletwin: wrong numbers",
         "",
-        "### diverged&#58; draft.kv, draft.decode".replace("&#58;", ":"),
+        "**diverged: draft.kv (draft.decode); ledger: 2 live; 12 cases searched.**",
+        "",
+        "### diverged: draft.kv (draft.decode)",
         "",
     ]
-    assert lines[4] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."
-    assert lines[5] == "Changed functions that it runs: sglang.m.f."
+    assert lines[6] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."
+    assert lines[7] == "Changed functions that it runs: sglang.m.f."
     [case] = re.findall("\n```json\n(.*?)\n```\n", text, re.DOTALL)
     assert msgspec.json.decode(case, type=Case) == LEDGER["25015"].case
     assert "As `case.json`: `eagletwin check case.json --remedy 8409 --sglang TREE`" in text
@@ -159,7 +175,7 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
     assert "2 known live bugs of SGLang showed; the page names them." in text
     assert "a crash" not in text
     assert "* trees (--only trees)" in text
-    assert "as a change of `0.5.23`" in text
+    assert "* a change of: 0.5.23" in text
     assert facts_of(one)["base"] == "0.5.23"
 
 

@@ -9,7 +9,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome
 from eagletwin.harness.commands.matrix import Cell
 from eagletwin.harness.commands.prove.proof import Proof
-from eagletwin.harness.commands.prove.report import _result
+from eagletwin.harness.commands.prove.report import proof_facts
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.trace import Trace, new_header
@@ -34,7 +34,7 @@ def proof(rule: str, unseen: int, checked: int = 0, **changes: object) -> Proof:
 def test_the_entrys_own_rule_needs_nothing_to_stand_in_for_it() -> None:
     assert ENTRY.rule == "draft.positions"
     assert proof("draft.positions", 0, 3).holds
-    assert _result(proof("draft.positions", 0, 3)) == "[green]holds[/]"
+    assert proof_facts(proof("draft.positions", 0, 3)).why == ""
 
 
 @pytest.mark.parametrize("rule", ["draft.scratch_kv", "draft.kv"])
@@ -42,7 +42,7 @@ def test_rows_stand_in_for_an_input_that_a_graph_hides(rule: str) -> None:
     found = proof(rule, 6)
     assert found.holds
     assert found.exit_code == EXIT_EQUAL
-    assert f"by {rule}, which stands in for draft.positions" in _result(found)
+    assert f"by {rule}, which stands in for draft.positions" in proof_facts(found).why
 
 
 def test_rows_do_not_stand_in_for_an_input_that_was_seen_nor_any_other_rule() -> None:
@@ -57,4 +57,4 @@ def test_a_proof_by_an_edit_whose_branch_did_not_run_is_unknown() -> None:
     found = proof("draft.positions", 0, 3, unreached_edits=("a.b",))
     assert not found.holds
     assert found.exit_code == EXIT_UNKNOWN
-    assert "no changed statement of a.b ran" in _result(found)
+    assert "no changed statement of a.b ran" in proof_facts(found).why

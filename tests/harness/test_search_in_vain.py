@@ -8,9 +8,10 @@ from typing import Any
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Unstarted
 from eagletwin.harness.commands.fuzz.options import Plan
-from eagletwin.harness.commands.fuzz.report import tally_text
+from eagletwin.harness.commands.fuzz.report import document_of, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.page.text import text_of
 
 
 class Refusing:
@@ -36,6 +37,6 @@ def test_it_ends_long_before_its_time_and_names_the_reason(tmp_path: Path) -> No
     assert list(fuzz.search()) == []
     assert pool.asked == 100
     assert list(fuzz.tally.refused) == [f"{LEDGER['25015'].case.model}: this release has none of it"]
-    text = tally_text(fuzz, [], 100)
+    text = text_of(document_of(write_summary(tmp_path, fuzz, []), tmp_path), 100)
     assert "NOTHING LOOKED AT" in text
     assert "this release has none of it" in text

@@ -1,5 +1,6 @@
 """What a search says at its end, of what it met."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,15 @@ import pytest
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
-from eagletwin.harness.commands.fuzz.page import SUMMARY
-from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
+from eagletwin.harness.commands.fuzz.report import document_of, exit_code, summary_facts, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
+from eagletwin.harness.commands.fuzz.summary import SUMMARY
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.page.render import NAME
+from eagletwin.harness.page.text import text_of
 
 NEEDS_OVERLAP = "retracted-stream"
 
@@ -34,6 +36,10 @@ def searched(folder: Path, cases: int = 1, mode: Mode = CPU, **verdict: Any) -> 
     return fuzz
 
 
+def said(folder: Path, fuzz: Fuzz, code: int | None = None, columns: int = 2000, *, verbose: bool = False) -> str:
+    return text_of(document_of(write_summary(folder, fuzz, [], code), folder), columns, verbose=verbose)
+
+
 def test_a_known_bug_counts_as_mended_where_a_case_may_show_it(tmp_path: Path) -> None:
     fuzz = searched(tmp_path, 3)
     assert {bug.id: bug.mended for bug in fuzz.tally.known.values()} == {NEEDS_OVERLAP: 3, "penalties": 3}
@@ -42,31 +48,33 @@ def test_a_known_bug_counts_as_mended_where_a_case_may_show_it(tmp_path: Path) -
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_bug_that_needs_overlap_is_explained_in_a_search_without(overlap: bool, tmp_path: Path) -> None:
     fuzz = searched(tmp_path, mode=Mode(overlap=overlap))
-    said = f"{NEEDS_OVERLAP}: of cases whose draft reads the target's rows, which run with overlap in every search."
-    assert (said in tally_text(fuzz, [], 200, verbose=True)) == (not overlap)
-    assert write_summary(tmp_path, fuzz, [])["known_note"] == ("" if overlap else said)
+    note = f"{NEEDS_OVERLAP}: of cases whose draft reads the target's rows, which run with overlap in every search."
+    assert (note in said(tmp_path, fuzz, verbose=True)) == (not overlap)
+    assert write_summary(tmp_path, fuzz, []).known_note == ("" if overlap else note)
 
 
 def test_the_exit_code_is_said_with_what_it_means(tmp_path: Path) -> None:
     enough, none = searched(tmp_path), searched(tmp_path, 0)
     assert (exit_code(enough, []), exit_code(none, [])) == (EXIT_EQUAL, EXIT_UNKNOWN)
-    assert "\nExit code 0: nothing new was found.\nFolder: " in tally_text(enough, [], 200, EXIT_EQUAL)
-    assert "\nExit code 125: cannot tell: a crash" in tally_text(none, [], 200, EXIT_UNKNOWN)
-    interrupted = tally_text(enough, [], 200, EXIT_INTERRUPTED)
+    text = said(tmp_path, enough, EXIT_EQUAL)
+    assert f"\n  Exit code 0: nothing new was found.\n  again:  eagletwin fuzz\n  folder: {tmp_path}\n" in text
+    assert "\n  Exit code 125: cannot tell: a crash" in said(tmp_path, none, EXIT_UNKNOWN)
+    interrupted = said(tmp_path, enough, EXIT_INTERRUPTED)
     assert interrupted.startswith("INTERRUPTED, NOTHING NEW")
-    assert "\nExit code 130: the search was interrupted.\n" in interrupted
-    assert "Exit code" not in tally_text(enough, [], 200)
+    assert "\n  Exit code 130: the search was interrupted.\n" in interrupted
+    assert "Exit code" not in said(tmp_path, enough)
     write_summary(tmp_path, enough, [], EXIT_EQUAL)
     assert msgspec.json.decode((tmp_path / SUMMARY).read_bytes())["exit_code"] == EXIT_EQUAL
-    assert "<dt>exit code</dt><dd>0: nothing new was found</dd>" in (tmp_path / NAME).read_text()
+    assert "<p>Exit code 0: nothing new was found.</p>" in (tmp_path / NAME).read_text()
 
 
 def test_excuses_are_counted_by_kind(tmp_path: Path) -> None:
     fuzz = searched(tmp_path, 3, excused={"tie": 2, "nudge": 1})
-    assert " Excused: nudge 3, tie 6." in tally_text(fuzz, [], 2000)
-    assert write_summary(tmp_path, fuzz, [])["tally"]["excused"] == {"tie": 6, "nudge": 3}
-    assert "<dt>excused</dt><dd>nudge 3, tie 6</dd>" in (tmp_path / NAME).read_text()
-    assert "Excused" not in tally_text(searched(tmp_path), [], 2000)
+    assert " Excused: nudge 3, tie 6." in said(tmp_path, fuzz)
+    summary: Any = summary_facts(write_summary(tmp_path, fuzz, []))
+    assert summary["tally"]["excused"] == {"tie": 6, "nudge": 3}
+    assert " Excused: nudge 3, tie 6." in (tmp_path / NAME).read_text()
+    assert "Excused" not in said(tmp_path, searched(tmp_path))
 
 
 @pytest.mark.parametrize(("gaps", "code"), [(0, EXIT_EQUAL), (2, EXIT_EQUAL), (3, EXIT_UNKNOWN)])
@@ -78,33 +86,30 @@ def test_a_search_with_many_cases_in_which_something_was_never_compared_cannot_t
         verdict = Verdict(status="unknown", vacuous=True, gap="draft.* of request a was never compared")
         fuzz.count(CaseSeen(block=0, case=LEDGER["25015"].case, verdict=verdict))
     assert exit_code(fuzz, []) == code
-    text, more = tally_text(fuzz, [], 2000, code), ", more than the 10% that may be" if code else ""
-    said = f"A stage of a request, or a family of rules, was never compared in {gaps} of them ({gaps / 20:.0%}){more}."
-    assert (said in text) == bool(gaps)
-    write_summary(tmp_path, fuzz, [], code)
-    assert (f"<dt>something never compared</dt><dd>{gaps} cases</dd>" in (tmp_path / NAME).read_text()) == bool(gaps)
+    text, more = said(tmp_path, fuzz, code), ", more than the 10% that may be" if code else ""
+    gap = f"A stage of a request, or a family of rules, was never compared in {gaps} of them ({gaps / 20:.0%}){more}."
+    assert (gap in text) == (gap in (tmp_path / NAME).read_text()) == bool(gaps)
 
 
 def test_what_never_happened_is_said_with_where_it_is_explained(tmp_path: Path) -> None:
-    text = tally_text(searched(tmp_path), [], 2000, verbose=True)
-    assert "\nNever happened (docs/reference/case.md says what each is): chunked_prefill, " in text
+    text = said(tmp_path, searched(tmp_path), verbose=True)
+    assert re.search("chunked_prefill +│ a prompt", text)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "declared"),
     [(1, "1 token is not the one that plain decode sends"), (3, "3 tokens are not those that plain decode sends")],
 )
-def test_tokens_that_plain_decode_would_send_otherwise_are_a_sentence(tokens: int, said: str, tmp_path: Path) -> None:
+def test_tokens_that_plain_decode_would_send_otherwise_are_a_sentence(tokens: int, declared: str, tmp_path: Path) -> None:
     fuzz = searched(tmp_path, relaxed=tokens)
-    assert f" {said}: in verify SGLang's penalties do not count the tokens of the same round." in tally_text(fuzz, [], 2000)
-    write_summary(tmp_path, fuzz, [])
-    assert said in (tmp_path / NAME).read_text()
+    assert f" {declared}: in verify SGLang's penalties do not count the tokens of the same round." in said(tmp_path, fuzz)
+    assert declared in (tmp_path / NAME).read_text()
 
 
 def test_a_search_that_found_nothing_fits_on_a_screen(tmp_path: Path) -> None:
     """--verbose and the page have the rest."""
-    text = tally_text(searched(tmp_path, 3), [], 80, EXIT_EQUAL)
+    text = said(tmp_path, searched(tmp_path, 3), EXIT_EQUAL, 80)
     assert len(text.split("\n")) <= 25
-    assert f"\nKnown bugs, mended in memory: {NEEDS_OVERLAP}, penalties.\n" in text
-    assert "\nNot looked at: " in text
-    assert len(tally_text(searched(tmp_path, 3), [], 80, EXIT_EQUAL, verbose=True).split("\n")) > 40
+    assert f"\n  Known bugs, mended in memory: {NEEDS_OVERLAP}, penalties.\n" in text
+    assert "\n  Not looked at: " in text
+    assert len(said(tmp_path, searched(tmp_path, 3), EXIT_EQUAL, 80, verbose=True).split("\n")) > 40

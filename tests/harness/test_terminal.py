@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.commands.prove.report import print_table
 from eagletwin.harness.core import terminal
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.page.text import print_table
 
 from . import imported
 from .rows import rows

@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, When, new_header
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.harness.page.render import Node, Page, PageSection, Table, TableCell, TableRow, TreePicture
+from eagletwin.harness.page.document import Document, DocumentSection, Node, Table, TableCell, TableRow, TreePicture
 from eagletwin.harness.page.timeline import timeline_of
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>'\"&\u2028"
@@ -67,7 +67,7 @@ def tree(title: str, *, differs: bool) -> TreePicture:
     )
 
 
-def page(text: str = "") -> Page:
+def page(text: str = "") -> Document:
     """A page with everything that there is on one; text: put into each of its texts."""
     cells = (TableCell(f"row 4{text}"), TableCell(f"3{text}"), TableCell(f"89{text}", "wrong"))
     table = Table(
@@ -86,7 +86,7 @@ def page(text: str = "") -> Page:
         records = tuple(replace(one, request=f"{one.request}{text}") for one in trace.header.records)
         case = replace(trace.header.case, requests=requests, events=())
         trace = Trace(replace(trace.header, case=case, records=records), trace.tensors)
-    return Page(
+    return Document(
         title=f"planted{text}",
         status="diverged",
         headline=f"draft.input_ids{text}",
@@ -98,7 +98,7 @@ def page(text: str = "") -> Page:
         timeline=timeline_of([trace], [wrong(f"a{text}", 2, text)]),
         trees=(tree("Expected", differs=False), tree("Actual", differs=True)),
         tables=(table,),
-        sections=(PageSection(heading=f"More{text}", lines=(f"line{text}",), text=f"text{text}", tables=(filtered,)),),
+        sections=(DocumentSection(heading=f"More{text}", lines=(f"line{text}",), text=f"text{text}", tables=(filtered,)),),
         argument=f"argument{text}",
         again=(f"eagletwin check x{text}",),
         files=(f"case.json{text}",),

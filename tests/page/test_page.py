@@ -15,7 +15,8 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.case import Event
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.page import render
-from eagletwin.harness.page.render import NAME, Page, Timeline, html_of, write_page
+from eagletwin.harness.page.document import Document, Timeline
+from eagletwin.harness.page.render import NAME, html_of, write_page
 from eagletwin.harness.page.run import run_page
 from eagletwin.harness.page.timeline import SCHEDULER, timeline_of
 
@@ -159,7 +160,7 @@ def test_a_page_that_cannot_be_written_is_a_note(
 
 
 def test_a_page_that_cannot_be_made_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken() -> Page:
+    def broken() -> Document:
         raise KeyError("planted")
 
     assert write_page(tmp_path, broken) is None

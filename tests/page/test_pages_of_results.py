@@ -9,22 +9,22 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.acceptance.deserved_page import keep_deserved
-from eagletwin.harness.commands.acceptance.report import Deserves
-from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, RoundsOfBoth, SharedCase, SideResult
+from eagletwin.harness.commands.acceptance.report import Deserved, conclude
+from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, SharedCase, SideResult
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
-from eagletwin.harness.commands.compare.one_report import FamilyFinding, FamilySearch, OneJob, Stand, Standing, keep_job
+from eagletwin.harness.commands.compare.one_report import FamilySearch, OneJob, Stand, Standing, keep_job
 from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
+from eagletwin.harness.commands.fuzz.summary import FindingFacts
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import write_report
-from eagletwin.harness.commands.result import ProofFacts, ProveFacts
+from eagletwin.harness.commands.result import AcceptedFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.statistics import Depth, Figures, Interval, Span
+from eagletwin.harness.deserved.statistics import Depth, Interval, Span
 from eagletwin.harness.page.render import NAME
 
 from ..browser import Opened, serious
@@ -63,6 +63,9 @@ def compared(folder: Path) -> Path:
         answered("same", EQUAL, EQUAL),
     ]
     differs = Differs(base="0.5.23", functions=(f"sglang.m.f{HOSTILE}", "sglang.m.idle"), ran=(f"sglang.m.f{HOSTILE}",))
+    accepted = [AcceptedFacts("llama-tiny", "chain"), AcceptedFacts("llama-mtp", "tree")]
+    accepted[0].add((2, 6), (3, 6))
+    accepted[1].add((2, 6), (2, 6))
     one = Comparing(
         result=Result(answers),
         names=("0.5.23", f"tree{HOSTILE}"),
@@ -72,7 +75,7 @@ def compared(folder: Path) -> Path:
         seconds=1.5,
         changes=(Changes(), Changes(differs, {f"sglang.m.f{HOSTILE}": 2}, 3)),
         mutual=True,
-        accepted=[RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6)), RoundsOfBoth("llama-mtp", "tree", 1, (2, 2), (6, 6))],
+        accepted=accepted,
         left=4,
         unreached=("context-end-reads",),
     )
@@ -129,7 +132,7 @@ def campaign(folder: Path) -> Path:
 def deserved(folder: Path) -> Path:
     """What a pair deserves on two texts."""
     share = Interval(0.5, 0.25, 0.75)
-    found = Figures(
+    found = Deserved(
         texts=2,
         tokens=30,
         rounds=10,
@@ -141,8 +144,13 @@ def deserved(folder: Path) -> Path:
         depths=(Depth(depth=1, reached=30, conditional=share, cumulative=share),),
         by_prompt_length=(Span(begin=0, end=8, count=30, accepted=1.5),),
         by_place=(Span(begin=3, end=4, count=2, accepted=1.25),),
+        pair=(f"target{HOSTILE}", "draft"),
+        shape=Shape(3, 4, 8),
+        off_target=5,
+        better_read_as=[],
+        rounds_in_sglang=12,
     )
-    keep_deserved(Deserves(found, Shape(3, 4, 8), 12, 5, ()), (f"target{HOSTILE}", "draft"), folder)
+    conclude(found, folder, as_json=False)
     return folder
 
 
@@ -153,8 +161,10 @@ def ci_job(folder: Path) -> Path:
         return Standing(bug, LEDGER[bug].title, stand, again=f"eagletwin check {bug}", **more)
 
     place = paged(folder / "search" / "fuzz-0")
-    finding = FamilyFinding("diverged: draft.kv", "diverged", str(paged(place / "finding-1" / "minimal")), "")
-    search = FamilySearch("llama-mtp", f"1 FOUND{HOSTILE}", 1, 12, (finding,), ("multi-layer-chunk-tail-2",), str(place))
+    until = {"cases": 1, "seconds": 1.0, "shrink_looks": 1, "shrink_seconds": 1.0}
+    minimal = str(paged(place / "finding-1" / "minimal"))
+    finding = FindingFacts(signature=Signature(rule="draft.kv"), status="diverged", folder=minimal, **until)  # type: ignore[arg-type]
+    search = FamilySearch("llama-mtp", f"1 FOUND{HOSTILE}", 1, 12, [finding], ("multi-layer-chunk-tail-2",), str(place))
     lacks = standing("lacks", "26329", line=f"draft.input_ids{HOSTILE}", folder=str(paged(folder / "lacks-26329")))
     job = OneJob(
         sglang="tree",
@@ -175,26 +185,24 @@ AGAIN = dict.fromkeys(KINDS, write_report) | {"gpu run": gpu_page}
 SAID = {
     "compare": (
         "NEWLY BROKEN · ",
-        'href="broken-one/report.html">draft.positions (draft.decode)',
-        "2: one, two",
+        'href="broken-one/report.html">draft.positions (draft.decode), 2 cases: one, two',
         '<h2 id="section-2">Newly fixed</h2>',
-        "Cases: still diverged",
         "8409",
-        "Cases: diverged otherwise",
+        "Diverged otherwise",
         "3 of 7 choices are ties",
         "2 of 3",
         "sglang.m.idle",
         "-33.3%",
         "same",
         "context-end-reads",
-        "4 cases",
+        "4 more of the ledger did not run",
     ),
     "prove": (
-        "FAILS · Proofs: 25015, 8409, 26329",
-        "1 of 3 proven in 2.0 s",
+        "FAILS · 1 of 3 proven in 2.0 s",
         'href="../25015-green/report.html">equal',
         'href="../25015-red/report.html">diverged draft.positions',
         "it would not start",
+        "title&lt;/script&gt;",
         "context-end",
         "eagletwin prove all",
     ),
@@ -218,17 +226,16 @@ SAID = {
         "it fell",
     ),
     "acceptance": (
-        "DESERVED · Acceptance that draft deserves on",
-        "accept length 2.500 (2.000 to 3.000)",
-        "trees of 3 steps, topk 4, 8 nodes",
-        "10: 9 to 11, as near ties go",
-        "12 (+20.0%), by the layout",
+        "DESERVED · accept length 2.500 (2.000 to 3.000)",
+        "Tokens a round that draft deserves on target",
+        "10 rounds of trees of 3 steps, topk 4, 8 nodes: 9 to 11, as near ties go",
+        "SGLang needs 12 rounds (+20.0%), by the layout",
         "50.0% (25.0% to 75.0%)",
         "0 to 7",
         "5 tokens of the texts are not what the target says greedily",
     ),
     "ci": (
-        "DIVERGED · SGLang tree-1",
+        "WRONG NUMBERS · SGLang tree-1",
         'href="lacks-26329/report.html">26329',
         'href="search/fuzz-0/report.html">llama-mtp',
         'href="search/fuzz-0/finding-1/minimal/report.html"',

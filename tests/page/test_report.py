@@ -7,14 +7,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.harness.commands.acceptance.report import AnswerRounds, ServerAcceptance, conclude
 from eagletwin.harness.commands.bisect.report import REPORT
-from eagletwin.harness.commands.fuzz.page import SUMMARY
+from eagletwin.harness.commands.fuzz.summary import SUMMARY
 from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader
 from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import SCHEMA, write_trace
+from eagletwin.harness.deserved.rounds import Wrong
+from eagletwin.harness.deserved.server import Started
+from eagletwin.harness.deserved.statistics import Power, Stake
 from eagletwin.harness.page.render import NAME
 
 from .planted import DIVERGED, ENGINE, HOSTILE, recorded, wrong
@@ -72,8 +76,8 @@ def search(folder: Path, **more: Any) -> Path:
 
 def test_the_page_of_a_search_says_what_never_happened_and_what_the_exit_code_means(tmp_path: Path) -> None:
     note = "overlap-context-end: of cases whose draft reads the target's rows, which run with overlap in every search."
-    text = made(search(tmp_path, exit_code=125, known_note=note))
-    assert "125: cannot tell: a crash, a hang or another unknown was found, or too little was looked at" in text
+    text = made(search(tmp_path, exit_code=125, meaning="cannot tell", known_note=note))
+    assert "<p>Exit code 125: cannot tell.</p>" in text
     assert "<caption>Never happened</caption>" in text
     assert FEATURES["abort_in_step"] in text
     assert FEATURES["rejection"] not in text
@@ -81,7 +85,7 @@ def test_the_page_of_a_search_says_what_never_happened_and_what_the_exit_code_me
 
 
 def test_a_search_that_an_error_ended_says_nothing_of_its_exit_code(tmp_path: Path) -> None:
-    assert "exit code" not in made(search(tmp_path, exit_code=None))
+    assert "Exit code" not in made(search(tmp_path, exit_code=None))
 
 
 def server(folder: Path) -> Path:
@@ -134,14 +138,13 @@ def test_a_verdict_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 def test_the_page_of_a_search_has_what_was_drawn_found_known_and_left_out(tmp_path: Path) -> None:
     text = made(search(tmp_path))
     for said in (
-        "1 new, 1 known",
+        "finding-1: diverged, draft.input_ids (draft.extend), new",
+        "draft.input_ids (draft.extend), it may be small-tree",
         "0.50 cases/s",
         "trees (--only trees)",
         "row-overflow",
         "draft.slots (draft)",
         "step-3.5: it says so",
-        "small-tree",
-        "draft.input_ids (draft.extend)",
         "rejection",
     ):
         assert said in text
@@ -169,11 +172,35 @@ def test_the_page_of_a_bisection_has_its_answer(tmp_path: Path) -> None:
 
 
 def test_the_page_of_acceptance_has_each_answer(tmp_path: Path) -> None:
-    answer = {"prompt": 1, "way": HOSTILE, "tokens": 9, "cached": 0, "deserved": [3, 4], "used": 5, "wrong": [{"round": 2}]}
-    facts = {"exit_code": 1, "server": {"version": "0.5.23"}, "answers": [answer, answer | {"wrong": []}]}
-    (tmp_path / "acceptance.json").write_bytes(msgspec.json.encode(facts))
+    started: Any = {"version": "0.5.23", "algorithm": "EAGLE", "num_steps": 3, "topk": 1, "num_draft_tokens": 4, "chunk": 8}
+    started |= {"page_size": 1, "dtype": "float32", "target": "t", "draft": "d", "overlap": False, "graphs": False}
+    right = AnswerRounds(prompt=1, way=HOSTILE, tokens=9, cached=0, deserved=(3, 4), used=4)
+    stake = Stake(prompts=1, drafts=9, one_in=3)
+    found = ServerAcceptance(
+        server=Started(**started),
+        exit_code=1,
+        condition="",
+        off_target=0,
+        answers=[replace(right, used=5, wrong=(Wrong(2, 0, (1,)),)), right, replace(right, untold=True, untold_cause="nobody")],
+        as_if=[],
+        bugs=[],
+        power=Power(every=stake, conditions={"batches": stake}, merged=0, slack=0, any_loss=True),
+        hidden_bugs={},
+        shares={},
+        remarks=[f"remark{HOSTILE}"],
+    )
+    conclude(found, tmp_path, as_json=False)
+    kept = (tmp_path / NAME).read_text(encoding="utf-8")
     text = made(tmp_path)
-    for said in ("DIVERGED", "3 to 4", "1 round:", "2 answers, 10 rounds used; 1 with rounds"):
+    assert text == kept
+    for said in (
+        "DIVERGED · 2 answers: 6 to 8 rounds deserved, 9 used",
+        "3 to 4",
+        "1 round: behind 3 tokens 0 accepted, 1 deserved",
+        "cannot be told: nobody",
+        "1 draft in 3",
+        "remark",
+    ):
         assert said in text
     assert "<img" not in text
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,14 +20,12 @@ from eagletwin.harness.deserved.rounds import Compared, Cuts, compare, possible_
 from eagletwin.harness.deserved.server import Answer, Started
 from eagletwin.harness.deserved.statistics import power_of
 from eagletwin.harness.deserved.texts import Prompt
-from eagletwin.harness.page.render import write_page
 
 from .answers import Asked, answered
-from .deserved_page import FACTS
 from .expectation import against_expectation
-from .findings import print_findings, suspects
-from .page import acceptance_page
-from .power import hidden_bugs, print_power
+from .findings import loss_remarks, suspects
+from .power import hidden_bugs
+from .report import AnswerRounds, ServerAcceptance, conclude
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.
@@ -73,20 +70,24 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     server = _losing(pair, asked)
     found = suspects(diagnosis, server)
     hidden = {name: [str(one) for one in those] for name, those in hidden_bugs(power, server).items()}
-    facts = _facts(everything, untold, diagnosis.condition, started, off, status)
-    facts |= {"as_if": [mistake.name for mistake in betrayed], "bugs": [str(one) for one in found]}
-    facts |= {"power": power, "hidden_bugs": hidden}
-    (folder / FACTS).write_bytes(msgspec.json.encode(facts))
-    page = write_page(folder, lambda: acceptance_page(folder))
-    if as_json:
-        print((folder / FACTS).read_text(encoding="utf-8"))
-    else:
-        remarks = _remarks(off if strange else 0, untold, why)
-        print_findings(seen, diagnosis, started, status, draft=pair.draft, found=found, betrayed=betrayed, remarks=remarks)
-        if status != EXIT_DIVERGED and not strange:
-            print_power(power, hidden)
-        print(f"  folder: {folder}" + (f"\n  page:   {page}" if page is not None else ""))
-    return status
+    result = ServerAcceptance(
+        server=started,
+        exit_code=status,
+        condition=diagnosis.condition,
+        off_target=off,
+        answers=[_answer(one, cause) for one, cause in zip(everything, untold, strict=True)],
+        as_if=[mistake.name for mistake in betrayed],
+        bugs=[str(one) for one in found],
+        power=power,
+        hidden_bugs=hidden,
+        shares=dict(diagnosis.shares),
+        remarks=[
+            *_remarks(off if strange else 0, untold, why),
+            *loss_remarks(seen, diagnosis, started, pair.draft, found, betrayed),
+        ],
+        strange=strange,
+    )
+    return conclude(result, folder, as_json=as_json)
 
 
 def _losing(pair: Pair, asked: Asked) -> Losing:
@@ -160,26 +161,15 @@ def _remarks(off: int, untold: Sequence[Untold | None], why: str) -> list[str]:
     return [*remarks, why] if why else remarks
 
 
-def _facts(
-    seen: Sequence[Seen], untold: Sequence[Untold | None], condition: str, started: Started, off: int, status: int
-) -> dict[str, Any]:
-    return {
-        "server": started,
-        "exit_code": status,
-        "condition": condition,
-        "off_target": off,
-        "answers": [
-            {
-                "prompt": one.sent.number,
-                "way": one.sent.way,
-                "tokens": len(one.sent.answer.tokens),
-                "cached": one.sent.answer.cached,
-                "deserved": [one.compared.deserved.fewest, one.compared.deserved.most],
-                "used": one.compared.used,
-                "wrong": one.compared.wrong,
-                "untold": cause is not None,
-                "untold_cause": "" if cause is None else cause.cause,
-            }
-            for one, cause in zip(seen, untold, strict=True)
-        ],
-    }
+def _answer(one: Seen, cause: Untold | None) -> AnswerRounds:
+    return AnswerRounds(
+        prompt=one.sent.number,
+        way=one.sent.way,
+        tokens=len(one.sent.answer.tokens),
+        cached=one.sent.answer.cached,
+        deserved=(one.compared.deserved.fewest, one.compared.deserved.most),
+        used=one.compared.used,
+        wrong=one.compared.wrong,
+        untold=cause is not None,
+        untold_cause="" if cause is None else cause.cause,
+    )

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from msgspec.structs import asdict
+
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
 from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from eagletwin.harness.deserved.pair import Pair
     from eagletwin.harness.deserved.texts import Prompt
 
-    from .report import Deserves
+    from .report import Deserved
 
 NUM_STEPS = 3
 
@@ -70,8 +72,7 @@ def acceptance(
     with on(torch.device(device)):
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
-            deserves = _deserved(pair, shape, asked, new_tokens)
-            return _told(deserves, (target, draft), out, as_json=as_json)
+            return _conclude(_deserved(pair, shape, asked, new_tokens, (target, draft)), out, as_json=as_json)
         from .against import against
         from .answers import Asked
 
@@ -122,13 +123,15 @@ def _shape(num_steps: int | None, topk: int | None, num_draft_tokens: int | None
     return Shape(steps, width, num_draft_tokens)
 
 
-def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int) -> "Deserves | None":
-    """What the pair deserves on these texts; None if nothing is drafted in them."""
+def _deserved(
+    pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int, names: tuple[str, str]
+) -> "Deserved | None":
+    """What the pair deserves on these texts; None if nothing is drafted in them. names: of target and draft"""
     from eagletwin.harness.deserved.misconfiguration import better_read_as
     from eagletwin.harness.deserved.rounds import walk
     from eagletwin.harness.deserved.statistics import Text, figures
 
-    from .report import Deserves
+    from .report import Deserved
 
     pair.must_draft(shape)
     texts: list[Text] = []
@@ -147,25 +150,24 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
             tell(f"{number} of {len(prompts)} texts")
     if not texts:
         return None
-    return Deserves(figures(texts, shape.num_steps), shape, layout, off, better_read_as(pair, shape, texts))
+    found = figures(texts, shape.num_steps)
+    return Deserved(
+        **asdict(found),
+        pair=names,
+        shape=shape,
+        off_target=off,
+        better_read_as=[mistake.name for mistake in better_read_as(pair, shape, texts)],
+        rounds_in_sglang=layout or found.rounds,
+    )
 
 
-def _told(deserves: "Deserves | None", names: tuple[str, str], out: Path, *, as_json: bool) -> int:
-    """Print it, and keep it in a run folder; the exit code. names: of target and draft"""
-    if deserves is None:
+def _conclude(deserved: "Deserved | None", out: Path, *, as_json: bool) -> int:
+    """Print it, and keep it in a run folder; the exit code."""
+    if deserved is None:
         print("CANNOT TELL  no text goes on for two tokens behind its prompt, so nothing is drafted in it")
         return EXIT_UNKNOWN
     from eagletwin.harness.core.files import new_run_folder
-    from eagletwin.harness.page.render import NAME
 
-    from .deserved_page import keep_deserved
-    from .report import print_figures
+    from .report import conclude
 
-    folder = new_run_folder(out, "acceptance")
-    facts = keep_deserved(deserves, names, folder)
-    if as_json:
-        print(facts)
-        return EXIT_EQUAL
-    print_figures(deserves)
-    print(f"  folder: {folder}\n  page:   {folder / NAME}")
-    return EXIT_EQUAL
+    return conclude(deserved, new_run_folder(out, "acceptance"), as_json=as_json)

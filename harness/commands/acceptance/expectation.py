@@ -3,19 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError, status_of
-from eagletwin.harness.core.terminal import count, show
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
-from eagletwin.harness.deserved.server import WAYS, Sent, Started, Way
+from eagletwin.harness.deserved.server import Sent, Started, Way
 from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
-from eagletwin.harness.page.render import write_page
 
-from ..tables import print_table
-from .deserved_page import FACTS
-from .page import acceptance_page
+from .report import ExpectedRounds, WayRounds, conclude
 
 
 def against_expectation(
@@ -46,38 +40,20 @@ def against_expectation(
     if not why and whole.deviations(tokens) <= MOST_DEVIATIONS:
         why = "A server that accepts no draft of these texts would be within chance as well. Give more prompts, or longer ones."
     status = EXIT_DIVERGED if wrong else EXIT_UNKNOWN if why else EXIT_EQUAL
-    facts = {
-        "server": started,
-        "exit_code": status,
-        "temperature": temperature,
-        "answers": number,
-        "used": total,
-        "expected": whole.rounds,
-        "deviation": whole.variance**0.5,
-        "deviations": whole.deviations(total),
-        "smallest_loss": whole.smallest_loss,
-    }
-    (folder / FACTS).write_bytes(msgspec.json.encode(facts))
-    page = write_page(folder, lambda: acceptance_page(folder))
-    if as_json:
-        print((folder / FACTS).read_text(encoding="utf-8"))
-        return status
-    show(
-        f"{status_of(status).upper()}  {count(number, 'answer')}: {whole.rounds:.1f} rounds expected, give or take "
-        f"{whole.variance**0.5:.1f}; {total} used ({whole.deviations(total):+.1f} standard deviations)\n\n"
-        f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, rejection sampling at temperature "
-        f"{temperature:g}\n"
-        f"  More than {MOST_DEVIATIONS:g} standard deviations are no chance: one right server in 16,000 is off so far.\n"
-        f"  Smallest loss that shows in 95 of 100 such runs: {whole.smallest_loss:.1f} rounds "
-        f"({whole.smallest_loss / max(whole.rounds, 1):.1%})." + (f"\n  {why}" if why else "")
+    found = ExpectedRounds(
+        server=started,
+        exit_code=status,
+        temperature=temperature,
+        answers=number,
+        used=total,
+        expected=whole.rounds,
+        deviation=whole.variance**0.5,
+        deviations=whole.deviations(total),
+        smallest_loss=whole.smallest_loss,
+        ways=[WayRounds(way=way, expected=of.rounds, used=own, deviations=of.deviations(own)) for way, own, of in parts],
+        doubt=why,
     )
-    print()
-    print_table(
-        ("prompts were sent", "rounds expected", "used", "standard deviations"),
-        [(WAYS[way], f"{of.rounds:.1f}", str(own), f"{of.deviations(own):+.1f}") for way, own, of in parts],
-    )
-    print(f"  folder: {folder}" + (f"\n  page:   {page}" if page is not None else ""))
-    return status
+    return conclude(found, folder, as_json=as_json)
 
 
 def _expected(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expected:

@@ -1,16 +1,14 @@
-"""How small a loss the answers would have shown, and which bugs none of them could show: for a terminal and for a page."""
+"""How small a loss the answers would have shown, and which bugs none of them could show: a table and its remarks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eagletwin.cases.entry import Condition
 from eagletwin.cases.losses import Losing, Suspect, losing_so
-from eagletwin.harness.core.terminal import count, show
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.deserved.statistics import Power, Stake
 
-from ..tables import print_table
-
-CAPTION = "Smallest loss, of each draft by chance, that shows in 95 of 100 such runs:"
+CAPTION = "Smallest loss, of each draft by chance, that shows in 95 of 100 such runs"
 HEADER = ("answers", "prompts", "drafts at stake", "smallest loss")
 
 # 26329 undone, an EAGLE head and chunks of 64: one round of 2,200 drafts (docs/records/detection.md).
@@ -29,13 +27,6 @@ def hidden_bugs(power: Power, server: Losing) -> dict[str, list[Suspect]]:
     if samples != server and (sampled := [one for one in found if one.needs == "sampling"]):
         hidden["sampling"] = sampled
     return hidden
-
-
-def print_power(power: Power, hidden: Mapping[str, Sequence[str]]) -> None:
-    """The table and its remarks, for a terminal."""
-    show(f"  {CAPTION}")
-    print_table(HEADER, power_rows(power))
-    show("\n".join(f"  {remark}" for remark in power_remarks(power, hidden)))
 
 
 def power_rows(power: Power) -> list[tuple[str, str, str, str]]:

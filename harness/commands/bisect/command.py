@@ -161,7 +161,8 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
                 return found
 
             outcome = bisect_releases(run, look)
-        return _end(run, partial(version_report, outcome, subject.case, run, command), outcome.answered)
+        run.save()
+        return _end(run.folder, partial(version_report, outcome, subject.case, run, command), outcome.answered)
 
 
 def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, str], out: Path, command: Command) -> int:
@@ -192,7 +193,8 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
             made = shlex.join(["git", "-C", str(repository), "worktree", "add", "--detach", tree, commit[:12]])
             return f"{{ [ -e {shlex.quote(tree)} ] || {made}; }} && {command(tree)}"
 
-        return _end(run, partial(version_report, outcome, subject.case, run, shown), outcome.answered)
+        run.save()
+        return _end(run.folder, partial(version_report, outcome, subject.case, run, shown), outcome.answered)
 
 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
@@ -201,12 +203,11 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
-    from eagletwin.harness.page.render import write_page
 
     from .features import features_of
     from .marks import LOOKS
     from .measure import SMALLEST, reduce_case
-    from .report import REPORT, bisection_page, feature_report
+    from .report import feature_report
     from .state import say
 
     source = resolve(sglang)
@@ -227,11 +228,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
         say(folder, "not finished: the same command begins the search for features again")
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     again = command(sglang, str(folder / SMALLEST))
-    (folder / REPORT).write_text(feature_report(reduction, subject.case, folder, again, hint) + "\n", encoding="utf-8")
-    write_page(folder, lambda: bisection_page(folder))
-    show(feature_report(reduction, subject.case, folder, again, hint, width()))
-    _tell(feature_report(reduction, subject.case, folder, again, hint), folder)
-    return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
+    return _end(folder, partial(feature_report, reduction, subject.case, folder, again, hint), reduction.reduced.answered)
 
 
 def _begin(run: "BisectionFolder") -> None:
@@ -241,22 +238,18 @@ def _begin(run: "BisectionFolder") -> None:
         run.tell(f"continuing an unfinished bisection of the same case: {run.resumed} are known")
 
 
-def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> int:
+def _end(folder: Path, report: Callable[..., str], answered: bool) -> int:
     """Write the report and the page into the run folder, and print the report in lines of the terminal's width."""
     from eagletwin.harness.page.render import write_page
 
     from .report import REPORT, bisection_page
 
-    (run.folder / REPORT).write_text(report() + "\n", encoding="utf-8")
-    run.save()
-    write_page(run.folder, lambda: bisection_page(run.folder))
+    text = report()
+    (folder / REPORT).write_text(f"{text}\n", encoding="utf-8")
+    write_page(folder, lambda: bisection_page(folder))
     show(report(columns=width()))
-    _tell(report(), run.folder)
+    tell_result(BisectFacts(answer=text.partition("  ")[0].strip(), report=text, folder=str(folder)))
     return EXIT_EQUAL if answered else EXIT_UNKNOWN
-
-
-def _tell(report: str, folder: Path) -> None:
-    tell_result(BisectFacts(answer=report.partition("  ")[0].strip(), report=report, folder=str(folder)))
 
 
 def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:

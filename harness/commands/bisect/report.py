@@ -5,7 +5,8 @@ from pathlib import Path
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.terminal import count, fold, times
-from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, table
+from eagletwin.harness.page.render import NAME
 
 from .marks import Fault, Looked, brief, mark
 from .measure import Reduction
@@ -141,18 +142,18 @@ def _circumstances(reduction: Reduction, columns: int) -> list[str]:
     return lines
 
 
-def bisection_page(folder: Path) -> Page:
+def bisection_page(folder: Path) -> Document:
     """The page of a bisection's run folder, made of what lies in it."""
     report = (folder / REPORT).read_text(encoding="utf-8")
     headline, _, rest = report.partition("\n")
     word, _, said = headline.partition("  ")
     looked = read_state(folder).looked if (folder / STATE).is_file() else {}
     tables = (_versions(folder, looked),) if looked else _variants(folder)
-    return Page(
+    return Document(
         title=f"Bisection: {said.strip() or folder.name}",
         status="unknown" if word.startswith(("CANNOT", "NO ANSWER")) else "bisected",
         headline=word,
-        sections=(PageSection(heading="Answer", text=rest.strip("\n"), tables=tuple(table for table in tables if table.rows)),),
+        sections=(DocumentSection(heading="Answer", text=rest.strip("\n"), tables=tables),),
         files=tuple(name for name in (REPORT, STATE) if (folder / name).is_file()),
     )
 
@@ -161,23 +162,18 @@ _KINDS = {"equal": "right", "diverged": "wrong"}
 
 
 def _versions(folder: Path, looked: Mapping[str, Looked]) -> Table:
-    rows = []
+    rows = list[tuple[str | TableCell, ...]]()
     for version, one in looked.items():
         usual = one.usual
         page = next((file for file in sorted(folder.glob(f"*/look-1/{NAME}")) if file.parts[-3].startswith(version)), None)
-        cells = (
-            TableCell(version, href=page.relative_to(folder).as_posix() if page is not None else ""),
-            TableCell(brief(usual), _KINDS.get(usual.status, "doubt")),
-            TableCell(usual.place),
-            TableCell(usual.why),
-            TableCell(f"{count(len(one.sightings), 'look')}, {one.seconds:.1f} s"),
-        )
-        rows.append(TableRow(cells))
-    return Table(caption="What was looked at", header=("version", "result", "place", "why", "cost"), rows=tuple(rows))
+        name = TableCell(version, href=page.relative_to(folder).as_posix() if page is not None else "")
+        said = TableCell(brief(usual), _KINDS.get(usual.status, "doubt"))
+        rows.append((name, said, usual.place, usual.why, f"{count(len(one.sightings), 'look')}, {one.seconds:.1f} s"))
+    return table("What was looked at", ("version", "result", "place", "why", "cost"), rows)
 
 
 def _variants(folder: Path) -> tuple[Table, ...]:
     """The variants of a bisection over features: pages of their own."""
     pages = sorted(folder.glob(f"variant-*/look-1/{NAME}"), key=lambda file: int(file.parts[-3].rpartition("-")[2]))
-    rows = tuple(TableRow((TableCell(file.parts[-3], href=file.relative_to(folder).as_posix()),)) for file in pages)
-    return (Table(caption="Variants, in the order in which they were run", header=("variant",), rows=rows),)
+    rows = ((TableCell(file.parts[-3], href=file.relative_to(folder).as_posix()),) for file in pages)
+    return (table("Variants, in the order in which they were run", ("variant",), rows),)

@@ -21,7 +21,7 @@ from ..run_options import HOW, LIMITS, STRICT, run_options
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
-    from .report import Comparing
+    from ..result import ComparisonFacts
 
 SHRINK_MINUTES, LINES = 0.5, 20
 _ONE, _TWO, _RUNS = "One SGLang", "Two SGLangs", "Number for number"
@@ -285,17 +285,17 @@ class _Search:
         )
         return asking.report(self._show)
 
-    def _show(self, one: "Comparing") -> None:
-        from .markdown import markdown_of
-        from .one import append
-        from .report import facts_of, text_of
+    def _show(self, one: "ComparisonFacts") -> None:
+        from eagletwin.harness.page.markdown import markdown_of
+        from eagletwin.harness.page.text import text_of
 
-        append(self.summary, markdown_of(one))
-        if self.markdown:
-            print(markdown_of(one))
-        else:
-            show(text_of(one, width()))
-        tell_result(facts_of(one))
+        from .one import append
+        from .report import document_of
+
+        document = document_of(one, Path(one.folder))
+        append(self.summary, markdown_of(document))
+        print(markdown_of(document)) if self.markdown else show(text_of(document, width()))
+        tell_result(one)
 
 
 def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:

@@ -10,15 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import (
     EXIT_DIVERGED,
@@ -34,34 +31,34 @@ from eagletwin.harness.core.errors import (
 from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 from eagletwin.harness.core.signature import signature_of
-from eagletwin.harness.core.terminal import show
+from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.completeness import shows_instead
+from eagletwin.harness.page.markdown import markdown_of
+from eagletwin.harness.page.text import text_of
 
 from ..as_json import tell_result
 from ..bisect.worktree import Worktree, commit_of, git
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
-from ..fuzz.page import SUMMARY
+from ..fuzz.summary import SUMMARY, FindingFacts, read_summary
 from ..matrix import Matrix, Question
 from ..options import tell
 from ..result import JobFacts
 from .groups import SideResult
 from .one_report import (
     UNCONFIRMED,
-    FamilyFinding,
     FamilySearch,
     OneJob,
     Stand,
     Standing,
     annotations_of,
+    document_of,
     facts_of,
     keep_job,
-    markdown_of,
-    text_of,
 )
 from .two import said_by, said_by_verdict
 
@@ -151,14 +148,15 @@ class Against:
                 raise
 
     def _keep(self, job: OneJob) -> int:
-        text, facts = markdown_of(job), facts_of(job)
-        print(text) if self.markdown else show(text_of(job))
+        document, facts = document_of(job, Path(job.folder)), facts_of(job)
+        text = markdown_of(document)
+        print(text) if self.markdown else show(text_of(document, width()))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print("\n".join(annotations_of(job)))
         tell_result(JobFacts(folder=job.folder, job=facts))
         when, summary = datetime.now(timezone.utc).isoformat(timespec="seconds"), Path(job.folder) / "summary.md"
         kept = [
-            _kept(summary, lambda: summary.write_text(text, encoding="utf-8")),
+            _kept(summary, lambda: summary.write_text(f"{text}\n", encoding="utf-8")),
             _kept(Path(job.folder), lambda: keep_job(job)),
             _kept(self.summary, lambda: append(self.summary, text)),
             _kept(self.history, lambda: append(self.history, json.dumps({"date": when, **facts}))),
@@ -262,25 +260,14 @@ def search_so_far(options: SearchOptions) -> FamilySearch:
 
 
 def _read(family: str, code: int, file: Path) -> FamilySearch:
-    summary: dict[str, Any] = json.loads(file.read_bytes())
-    findings = []
-    for one in summary["findings"]:
-        line, case = _line(one["signature"], one["status"]), msgspec.convert(one["case"], Case)
-        more = one["place"], case, tuple(one["changes"]), tuple(one["ran"])
-        findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"], *more))
-    for one in summary["unconfirmed"]:
-        findings.append(FamilyFinding(_line(one["signature"], one["status"]), UNCONFIRMED, one["folder"], ""))
-    past = tuple(one["id"] for one in summary["known"] if one["cases"])
-    left_out = tuple(summary["not_looked_at"])
-    cases, changes = summary["tally"]["cases"], msgspec.convert(summary["tally"]["changes"], Changes)
-    folder = str(file.parent)
-    return FamilySearch(family, summary["headline"], code, cases, tuple(findings), past, folder, changes, left_out)
-
-
-def _line(signature: dict[str, Any] | None, status: str) -> str:
-    """A finding's signature in a line: rule, stage, exception, as far as it has them."""
-    words = [str(value) for value in (signature or {}).values() if isinstance(value, str) and value]
-    return f"{status}: {', '.join(words)}" if words else status
+    summary = read_summary(file.parent)
+    findings = list(summary.findings)
+    for one in summary.unconfirmed:
+        looks: dict[str, Any] = {"cases": one.cases, "seconds": 0.0, "shrink_looks": one.shrink_looks, "shrink_seconds": 0.0}
+        findings.append(FindingFacts(signature=one.signature, status=UNCONFIRMED, folder=one.folder, **looks))
+    past, left_out = tuple(one.id for one in summary.known if one.cases), tuple(summary.not_looked_at)
+    folder, tally = str(file.parent), summary.tally
+    return FamilySearch(family, summary.headline, code, tally.cases, findings, past, folder, tally.changes, left_out)
 
 
 def must_take_more(option: str, file: Path | None) -> None:

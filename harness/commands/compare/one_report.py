@@ -1,4 +1,4 @@
-"""What a comparison of one SGLang with the ledger says: exit code, text, Markdown, annotations, a line of a history, a page."""
+"""The report of a comparison of one SGLang with the ledger: exit code, document, annotations, a line of a history."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +10,17 @@ from msgspec.structs import replace as changed
 
 from eagletwin import __version__
 from eagletwin.harness.check.argument import error
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
-from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, write_page
+from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
+from eagletwin.harness.page.render import write_page
 
-from ..page_facts import page_beside, read_facts, row
-from .markdown import case_lines, code, folded, plain
+from ..fuzz.summary import FindingFacts
+from ..page_facts import KINDS, left_out, page_beside, read_facts
 
 JOB = "ci.json"
 UNCONFIRMED = "unconfirmed"  # the search was ended while it made the case smaller
@@ -39,7 +40,7 @@ MEANING: dict[Stand, str] = {
 _TITLES: dict[Stand, str] = {"lacks": "{} shows", "wrong": "the case of {} is wrong"}
 _HEADLINE = {EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "wrong numbers", EXIT_UNKNOWN: "cannot tell"}
 _KINDS: dict[str, str] = {"lacks": "wrong", "wrong": "wrong", "unknown": "doubt", "holds": "right", "live": "wrong", "gone": ""}
-_MOST_ROWS = 60
+_FIRST: tuple[Stand, ...] = (*WORSE, "unknown", "gone")  # what a person is told of first
 
 
 class Standing(Struct, frozen=True):
@@ -59,28 +60,10 @@ class Standing(Struct, frozen=True):
         return self.stand in (*WORSE, "unknown")
 
 
-class FamilyFinding(Struct, frozen=True):
-    """A finding of a search.
-
-    line    rule, stage, exception; place: the first wrong number
-    status  of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be
-    case    the smallest; changes: the options that it runs with; ran: changed functions that it called
-    """
-
-    line: str
-    status: str
-    folder: str
-    known: str
-    place: str = ""
-    case: Case | None = None
-    changes: tuple[str, ...] = ()
-    ran: tuple[str, ...] = ()
-
-
 class FamilySearch(Struct):
     """What came of one search.
 
-    said       its headline, or why it did not run
+    said       its headline, or why it did not run; findings: also what was still being made smaller, UNCONFIRMED
     exit_code  as fuzz has it; but a finding whose smallest case may be a known bug is no news
     past       known bugs that explain what its cases showed; left_out: what it did not look at
     folder     its run folder, if it ran
@@ -91,7 +74,7 @@ class FamilySearch(Struct):
     said: str
     exit_code: int
     cases: int = 0
-    findings: tuple[FamilyFinding, ...] = ()
+    findings: list[FindingFacts] = []
     past: tuple[str, ...] = ()
     folder: str = ""
     changes: Changes = field(default_factory=Changes)
@@ -168,70 +151,7 @@ class OneJob(Struct, kw_only=True):
         ledger = f"ledger: {', '.join(numbers)}" if numbers else "no entry of the ledger was asked"
         searched = f"{count(sum(one.cases for one in self.searches), 'case')} searched" if self.searches else "no search"
         ended = "interrupted; " * self.interrupted
-        return f"{_HEADLINE[self.exit_code]}; {ended}{ledger}; {searched}"
-
-
-def text_of(job: OneJob) -> str:
-    unseen = job.changes.headline
-    lines = [f"{job.headline.upper().partition(';')[0]}  SGLang {job.version}", *[f"NOT SEEN  {unseen}"] * bool(unseen)]
-    lines += ["", f"  {job.headline.partition('; ')[2]}"]
-    lines += [f"  {job.failed}"] if job.failed else []
-    for one in _first(job):
-        lines.append(f"  {one.stand:8} {one.id}: {one.line or MEANING[one.stand]}")
-    for search in job.searches:
-        lines.append(f"  search   {search.called}: {search.said}")
-        lines += [f"           {found.line}{_known(found.known)}; {found.folder}" for found in search.findings]
-    lines += ["", *(f"  {line}" for line in job.change_lines)] if job.change_lines else []
-    return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}", f"  page:   {Path(job.folder) / NAME}"])
-
-
-def _first(job: OneJob) -> list[Standing]:
-    """What a person is told of first."""
-    return [one for stand in (*WORSE, "unknown", "gone") for one in job.of(stand)]
-
-
-def _known(bug: str) -> str:
-    return f" (it may be {bug})" if bug else ""
-
-
-def markdown_of(job: OneJob) -> str:
-    """For the summary of a job: what is wrong first. All that is not eagletwin's own word is shown as it is."""
-    lines = [f"## eagletwin: {_HEADLINE[job.exit_code]}", ""]
-    lines += [f"**{plain(job.failed)}**", ""] if job.failed else []
-    lines += [f"**Not seen**: {plain(job.changes.headline)}.", ""] if job.changes.headline else []
-    for search in job.searches:
-        for found in search.findings:
-            lines += _finding(job, found)
-    rows = [_row(job, one) for one in _first(job)]
-    if rows:
-        lines += ["| entry | | what | again |", "|---|---|---|---|", *rows[:_MOST_ROWS], ""]
-    base = f" as a change of {code(job.base)}" if job.base else ""
-    lines += [f"SGLang {code(job.version)}{base}: {job.headline.partition('; ')[2]}.", *map(plain, job.change_lines), ""]
-    lines += [plain(f"Search of {one.called}: {one.said}.") for one in job.searches]
-    live = [one.id for one in job.of("live")]
-    known = list(dict.fromkeys([*live, *(name for one in job.searches for name in one.past)]))
-    lines += ["", f"{count(len(known), 'known live bug')} of SGLang showed; the page names them."] if known else [""]
-    for search in job.searches:
-        if search.left_out:
-            lines += ["", *folded(f"Not looked at by the search of {search.called}, and the option for it", search.left_out)]
-    return "\n".join([*lines, f"Again: {code(job.again)}", ""])
-
-
-def _finding(job: OneJob, found: FamilyFinding) -> list[str]:
-    """Rule and place, and the smallest case as a file that anybody can run."""
-    lines = [f"### {plain(found.line + _known(found.known))}", ""]
-    lines += [f"{plain(found.place)}."] if found.place else []
-    lines += [f"Changed functions that it runs: {plain(shortened(found.ran))}."] if found.ran else []
-    if found.case is None:
-        return [*lines, "The search was ended while it made the case smaller.", ""]
-    again = changed(job.run, changes=found.changes).command("check", "case.json")
-    return [*lines, "", *case_lines(found.case), "", f"As {code('case.json')}: {code(again)}", ""]
-
-
-def _row(job: OneJob, one: Standing) -> str:
-    word = f"**{one.stand}**" if one.stand in WORSE else one.stand
-    again = changed(job.run, view=one.view).command("check", one.id)
-    return f"| {code(one.id)} | {word} | {plain(one.title)}<br>{plain(one.line or MEANING[one.stand])} | {code(again)} |"
+        return f"{ended}{ledger}; {searched}"
 
 
 def annotations_of(job: OneJob) -> Iterator[str]:
@@ -247,7 +167,7 @@ def annotations_of(job: OneJob) -> Iterator[str]:
         yield error(" ".join(job.change_lines), "eagletwin: nothing ran of what was changed")
     for search in job.searches:
         if search.exit_code != EXIT_EQUAL:
-            found = "".join(f"\n{each.line}{_known(each.known)}" for each in search.findings)
+            found = "".join(f"\n{each.title}" for each in search.findings)
             yield error(f"{search.said}{found}", f"eagletwin: search of {search.called}")
 
 
@@ -255,7 +175,9 @@ def facts_of(job: OneJob) -> dict[str, Any]:
     """A line of the history."""
     searches = []
     for one in job.searches:
-        findings = [{"line": each.line, "status": each.status, "known": each.known} for each in one.findings]
+        findings = [
+            {"line": f"{each.status}: {each.signature}", "status": each.status, "known": each.known} for each in one.findings
+        ]
         facts = {"family": one.family, "exit_code": one.exit_code, "cases": one.cases, "past": list(one.past)}
         searches.append(facts | {"findings": findings})
     return {
@@ -285,58 +207,96 @@ def keep_job(job: OneJob) -> None:
     """Write ci.json and the page into the run folder."""
     folder = Path(job.folder)
     (folder / JOB).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(job) | {"job": job})) + b"\n")
-    write_page(folder, lambda: job_page(folder))
+    write_page(folder, lambda: document_of(job, folder))
 
 
-def job_page(folder: Path) -> Page:
-    """The page of the run folder of a comparison with the ledger. Raises InputError for a record that cannot be read."""
-    job = read_facts(folder / JOB, _Kept, "the run folder of `eagletwin compare`").job
-    facts = [("SGLang", job.version), ("time", f"{job.seconds:.1f} s")]
-    facts += [(f"{stand}: {MEANING[stand]}", count(len(job.of(stand)), "bug")) for stand in get_args(Stand) if job.of(stand)]
-    reasons = [job.failed, f"{job.changes.headline}." if job.changes.headline else ""]
-    reasons += ["It was ended before it was done."] * job.interrupted
-    changes = [PageSection(heading="What was changed in this tree", lines=tuple(job.change_lines))] if job.change_lines else []
-    return Page(
-        title=f"SGLang {job.version} against the ledger",
-        status={EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "diverged"}.get(job.exit_code, "unknown"),
-        headline=job.headline,
+def job_page(folder: Path) -> Document:
+    """The document of the run folder of a comparison with the ledger. Raises InputError for a record that cannot be read."""
+    return document_of(read_facts(folder / JOB, _Kept, "the run folder of `eagletwin compare`").job, folder)
+
+
+def document_of(job: OneJob, folder: Path) -> Document:
+    """The report: what is wrong comes first. folder: where its run folder is now."""
+    known = {*(one.id for one in job.of("live")), *(name for one in job.searches for name in one.past)}
+    facts = [("SGLang", job.version), ("time", f"{job.seconds:.1f} s"), *([("a change of", job.base)] if job.base else [])]
+    wrong = [found.title for one in job.searches for found in one.findings]
+    wrong += [f"{one.id}: {MEANING[one.stand]}" for one in job.standings if one.stand in WORSE]
+    lines = [job.failed, "It was ended before it was done." * job.interrupted, *job.change_lines]
+    lines += [f"{count(len(known), 'known live bug')} of SGLang showed; the page names them." if known else ""]
+    return Document(
+        title=f"SGLang {job.version}{f' as a change of {job.base}' if job.base else ''}",
+        status=_HEADLINE[job.exit_code],
+        kind=KINDS.get(job.exit_code, "doubt"),
+        headline=f"{'; '.join([*wrong[:1], job.headline])}.",
+        lines=tuple(filter(None, lines)),
         facts=tuple(facts),
-        reason=" ".join(filter(None, reasons)),
-        sections=(*_ledger(folder, job), *_searches(folder, job), *changes),
+        reason=job.changes.headline,
+        sections=(
+            DocumentSection(heading="Found by the searches", items=tuple(_findings(folder, job)), found=True),
+            *(DocumentSection(heading=stand.capitalize(), items=tuple(_standings(folder, job, stand))) for stand in _FIRST),
+            _searches(folder, job),
+            _ledger(folder, job),
+            *(section for search in job.searches for section in left_out(search.left_out, search.called)),
+        ),
         again=(job.command,),
+        portable=job.again,
         files=tuple(name for name in (JOB, "summary.md") if (folder / name).is_file()),
+        folder=job.folder,
     )
 
 
-def _ledger(folder: Path, job: OneJob) -> list[PageSection]:
-    order = get_args(Stand)
-    rows = []
-    for each in sorted(job.standings, key=lambda each: (not each.counts, order.index(each.stand))):
-        bug = TableCell(each.id, href=page_beside(folder, job.folder, each.folder))
-        stand = TableCell(each.stand, _KINDS[each.stand])
-        rows.append(row(bug, each.title, stand, each.line or MEANING[each.stand], each.again, tags=(each.stand,)))
-    table = Table(
-        caption="Entries of the ledger",
-        header=("entry", "bug", "stand", "what", "again"),
-        rows=tuple(rows),
-        filters=(("Stand", tuple(stand for stand in order if job.of(stand))),),
-        searched=True,
-    )
-    return [PageSection(heading="The ledger", tables=(table,))] if rows else []
-
-
-def _searches(folder: Path, job: OneJob) -> list[PageSection]:
-    rows, found = [], []
+def _findings(folder: Path, job: OneJob) -> Iterator[Item]:
+    """Rule and place of each finding, and the smallest case."""
     for search in job.searches:
-        word = {EXIT_EQUAL: "right", EXIT_DIVERGED: "wrong"}.get(search.exit_code, "doubt")
+        for found in search.findings:
+            lines = [f"Search of {search.called}."] if search.family else []
+            lines += [f"{found.place}."] if found.place else []
+            lines += [f"Changed functions that it runs: {shortened(found.ran)}."] if found.ran else []
+            if found.status == UNCONFIRMED:
+                lines.append("The search was ended while it made the case smaller.")
+            yield Item(
+                title=found.title,
+                lines=tuple(lines),
+                case=pretty_case(msgspec.convert(found.case, Case)) if found.case else "",
+                portable=changed(job.run, changes=tuple(found.changes)).command("check", "case.json"),
+                folder=found.folder,
+                href=page_beside(folder, job.folder, found.folder),
+            )
+
+
+def _standings(folder: Path, job: OneJob, stand: Stand) -> Iterator[Item]:
+    for one in job.of(stand):
+        yield Item(
+            title=one.id,
+            lines=(f"{one.title}.", f"{one.line or MEANING[stand]}."),
+            again=one.again,
+            portable=changed(job.run, view=one.view).command("check", one.id),
+            href=page_beside(folder, job.folder, one.folder),
+        )
+
+
+def _ledger(folder: Path, job: OneJob) -> DocumentSection:
+    order = get_args(Stand)
+    rows = [
+        row(
+            TableCell(each.id, href=page_beside(folder, job.folder, each.folder)),
+            *(each.title, TableCell(each.stand, _KINDS[each.stand]), each.line or MEANING[each.stand], each.again),
+            tags=(each.stand,),
+        )
+        for each in sorted(job.standings, key=lambda each: (not each.counts, order.index(each.stand)))
+    ]
+    header, filters = ("entry", "bug", "stand", "what", "again"), (("Stand", order),)
+    note = "; ".join(f"{stand}: {MEANING[stand]}" for stand in order if job.of(stand))
+    entries = table("Entries of the ledger", header, rows, filters=filters, searched=True, detail=True, note=note)
+    return DocumentSection(heading="The ledger", tables=(entries,), brief="")
+
+
+def _searches(folder: Path, job: OneJob) -> DocumentSection:
+    rows = []
+    for search in job.searches:
         name = TableCell(search.called, href=page_beside(folder, job.folder, search.folder))
-        rows.append(row(name, str(search.cases), TableCell(search.said, word), ", ".join(search.past)))
-        for each in search.findings:
-            kind = "wrong" if each.status == "diverged" else "doubt"
-            what = TableCell(each.line, kind, page_beside(folder, job.folder, each.folder))
-            found.append(row(what, search.called, each.known or "new"))
-    tables = [Table(caption="Searches", header=("search", "cases", "result", "past"), rows=tuple(rows))]
-    if found:
-        columns = ("what", "search", "known as")
-        tables.append(Table(caption="Findings of the searches", header=columns, rows=tuple(found), searched=True))
-    return [PageSection(heading="Searches", tables=tuple(tables))] if rows else []
+        said = TableCell(search.said, KINDS.get(search.exit_code, "doubt"))
+        rows.append((name, str(search.cases), said, ", ".join(search.past)))
+    searches = table("Searches", ("search", "cases", "result", "known bugs that showed"), rows, detail=True)
+    lines = tuple(f"Search of {one.called}: {one.said}." for one in job.searches)
+    return DocumentSection(heading="Searches", lines=lines, tables=(searches,))

@@ -1,22 +1,23 @@
-"""A comparison as a person reads it on a terminal, as a program reads it (JSON), and as a page, which is made of the JSON."""
+"""A comparison of two SGLangs: what came of it (`Comparing`), as comparison.json and --json have it, and as a document."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.differs import Changes, shortened
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.terminal import count, fold
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.provision import releases
-from eagletwin.harness.page.render import NAME as PAGE
-from eagletwin.harness.page.render import Page, PageSection, Table, TableCell
+from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
 
 from ..fuzz.smaller import sizes, smaller
-from ..page_facts import left_out, page_beside, read_facts, row
+from ..page_facts import KINDS, left_out, page_beside, read_facts
 from ..result import (
     AcceptedFacts,
     AnswerFacts,
@@ -25,15 +26,22 @@ from ..result import (
     ExampleFacts,
     FunctionsFacts,
     NamedFacts,
-    RoundsFacts,
     SideFacts,
 )
-from .groups import GROUPS, Answered, Breakage, Example, Group, Result, RoundsOfBoth, breakages, example_of
+from .groups import GROUPS, Answered, Breakage, Example, Result, breakages, example_of
 
 SIDES = ("BASE", "HEAD")
-SHOWN: tuple[Group, ...] = ("newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
-NOT_LOOKED_AT = "Not looked at, and the option of `fuzz` for it"
-NAMES = 8  # cases of a breakage that are named
+RECORD = "comparison.json"  # in the run folder: what --json prints
+NAMES = 20  # functions that a sentence names
+_CASES = 8  # cases of a breakage that are named
+# Groups whose cases are named one by one, and what each is.
+_MEANS = {
+    "newly fixed": "BASE has them wrong and HEAD right.",
+    "still diverged": "BASE and HEAD have them wrong in the same way.",
+    "diverged otherwise": "BASE and HEAD have them wrong, each in another way.",
+    "unknown": "Nothing can be said of them on one side, or on both.",
+}
+_STATUSES = {"equal": "right", "broken": "wrong", "unknown": "doubt"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,7 @@ class Comparing:
     changes: tuple[Changes, Changes]
     mutual: bool
     examples: Mapping[Signature, Example] = field(default_factory=dict)
-    accepted: Sequence[RoundsOfBoth] = ()
+    accepted: Sequence[AcceptedFacts] = ()
     left: int = 0
     believed: Sequence[str] = ()
     unreached: Sequence[str] = ()
@@ -104,8 +112,12 @@ class Comparing:
         return [(one, self.examples.get(one.signature) or example_of(one)) for one in breakages(self.result.answers)]
 
     @property
-    def asked(self) -> str:
-        """How much was run, in words."""
+    def remarks(self) -> list[str]:
+        """How much was run, and which of SGLang's own live bugs were met, in sentences."""
+        return [self._amount, *filter(None, [self._live])]
+
+    @property
+    def _amount(self) -> str:
         entries = sum(answer.question.entry is not None for answer in self.result.answers)
         cases = len(self.result.answers) - entries
         bugs = f"{entries} {'entry' if entries == 1 else 'entries'} of the ledger"
@@ -122,15 +134,15 @@ class Comparing:
         return text
 
     @property
-    def known_text(self) -> str:
-        """SGLang's own live bugs, in a sentence; "" if none was met."""
-        alike = len(self.result.of("still diverged")) - len(self.listed("still diverged"))
+    def _live(self) -> str:
+        alike = sum(bool(answer.known) for answer in self.result.of("still diverged"))
         parts = [f"{count(alike, 'case')} diverged by them on both sides"] * bool(alike)
         parts += [f"generated cases ran with the fixes of {', '.join(self.known)}"] * bool(self.known)
         return f"SGLang's known live bugs: {'; '.join(parts)}." if parts else ""
 
-    def functions(self, shown: int) -> list[str]:
-        """What differs, run and not run, `shown` names of a kind: once, if each side was compared with the other."""
+    @property
+    def differing(self) -> list[str]:
+        """What differs, run and not run: once, if each side was compared with the other."""
         found = []
         base, head = (changes.differs for changes in self.changes)
         for side, changes in zip(SIDES, self.changes, strict=True):
@@ -138,81 +150,20 @@ class Comparing:
             if differs is None or (self.mutual and side == "BASE" and head is not None):
                 continue
             often = [f"{name} in {changes.ran[name]} of {count(changes.of, 'case')}" for name in differs.ran]
-            lines = differs.listed(often, shown=shown, gone="Only in BASE" if self.mutual else "Removed")
+            lines = differs.listed(often, shown=NAMES, gone="Only in BASE" if self.mutual else "Removed")
             lines = lines or ["Nothing but comments, documentation, and what the other has alone."]
             lines += [changes.effect] if changes.effect else []
             found += lines if self.mutual else [f"{side}: {line}" for line in lines]
         alone = [name for name in base.ran if name not in head.functions] if base and head and self.mutual else []
-        return [*found, *[f"Run in BASE, which alone has them: {shortened(alone, shown)}."] * bool(alone)]
-
-    def listed(self, group: Group) -> list[Answered]:
-        """The answers of a group that are listed one by one. SGLang's own bugs, which are as they were, are none of them."""
-        own = group == "still diverged"
-        return [answer for answer in self.result.of(group) if not (own and answer.known)]
+        found += [f"Run in BASE, which alone has them: {shortened(alone, NAMES)}."] * bool(alone)
+        return found or [self._no_functions]
 
     @property
-    def no_functions(self) -> str:
+    def _no_functions(self) -> str:
         """What to say where no side was watched."""
         if not self.result.told:
             return "No changed function is known to have run, since no case ran to a verdict on both sides."
         return "Which changed functions ran is not known: the two are releases, or differ in too many files to list."
-
-
-def breakage_text(broken: Breakage, example: Example) -> list[str]:
-    """What HEAD breaks in one way, in sentences."""
-    lines = [f"HEAD: {example.line}.{f' Known: {example.known}.' if example.known else ''}"]
-    changes = smaller(example.found, example.case) if example.found is not None else ""
-    lines.append(f"Smallest: {sizes(example.case)}.{f' Shrunk: {changes}.' if changes else ''}")
-    if example.partial:
-        lines.append("Not minimal: time was up. A larger --shrink-minutes shrinks further.")
-    if broken.ran:
-        lines.append(f"Changed functions that each of the cases runs: {shortened(broken.ran)}.")
-    return lines
-
-
-def answer_text(answer: Answered) -> list[str]:
-    """What each side made of a case, in sentences."""
-    known = f" Known: {answer.known}." if answer.known else ""
-    if answer.group == "newly fixed":
-        return [f"BASE: {answer.base.text}."]
-    if answer.group == "still diverged":
-        return [f"{answer.head.text}.{known}"]
-    return [f"BASE: {answer.base.text}.", f"HEAD: {answer.head.text}.{known}"]
-
-
-def text_of(one: Comparing, columns: int) -> str:
-    """The report for a terminal."""
-    lines = [f"{one.headline}  HEAD {one.names[1]} against BASE {one.names[0]}"]
-    lines += [*fold(f"NOT SEEN  {one.not_seen}", columns, "", " " * 10), ""] if one.not_seen else [""]
-    lines += [*fold(one.sentence, columns), *fold(one.asked, columns), *fold(one.known_text, columns)]
-    lines += ["", "  Newly broken:"] if one.broken else []
-    for broken, example in one.broken:
-        title = f"{broken.signature}, {count(len(broken.answers), 'case')}: {shortened(broken.names, NAMES)}"
-        lines += fold(title, columns, "    ", "      ")
-        lines += [line for text in breakage_text(broken, example) for line in fold(text, columns, "      ", "        ")]
-        lines += [f"      again:  {example.again}"] if example.again else []
-        lines += [f"      folder: {example.folder}"] if example.folder is not None else []
-    for group in SHOWN:
-        answers = one.listed(group)
-        if answers:
-            lines += ["", f"  {group.capitalize()}:"]
-        for answer in answers:
-            said = " ".join(answer_text(answer))
-            lines += fold(f"{answer.question.name}: {said}", columns, "    ", "      ")
-            lines += [f"      again:  {answer.again}"] if answer.again else []
-    lines += ["", "  What differs between the two:"]
-    for text in one.functions(20) or [one.no_functions]:
-        lines += fold(text, columns, "    ", "      ")
-    lines += ["", "  Tokens a round commits, over the generated cases that ran on both sides:"]
-    for accepted in one.accepted:
-        base, head, change = accepted.text
-        lines.append(
-            f"    {accepted.model}, {accepted.shape}, {count(accepted.cases, 'case')}: {base} -> {head}  {change}".rstrip()
-        )
-    lines += [] if one.accepted else ["    none was run"]
-    lines += ["", f"  {NOT_LOOKED_AT}:"] if one.not_looked_at else []
-    lines += [line for text in one.not_looked_at for line in fold(text, columns, "    ", "      ")]
-    return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}", f"  page:   {one.folder / PAGE}"])
 
 
 def facts_of(one: Comparing) -> ComparisonFacts:
@@ -220,24 +171,28 @@ def facts_of(one: Comparing) -> ComparisonFacts:
     result = one.result
     return ComparisonFacts(
         result="cannot tell" if one.interrupted and not one.broken else result.word.lower().lstrip("0123456789 "),
+        headline=one.headline,
         sentence=one.sentence,
+        remarks=one.remarks,
         exit_code=one.exit_code,
         not_seen=one.not_seen,
         interrupted=one.interrupted,
         base=NamedFacts(name=one.names[0], version=one.versions[0]),
         head=NamedFacts(name=one.names[1], version=one.versions[1]),
         command=one.command,
+        portable=one.run.command("compare", *SIDES, *one.words),
         folder=str(one.folder),
         seconds=round(one.seconds, 3),
         counts={group: len(result.of(group)) for group in GROUPS},
-        broken=[_breakage_facts(broken, example) for broken, example in one.broken],
+        broken=[_breakage_facts(broken, example, one.run) for broken, example in one.broken],
         ran_change=result.reached,
         known=list(one.known),
         not_looked_at=list(one.not_looked_at),
         believed=list(one.believed),
         not_run=one.left,
         not_reached=list(one.unreached),
-        answers=[_answer_facts(answer) for answer in result.answers],
+        answers=[_answer_facts(answer, one.run) for answer in result.answers],
+        changes=one.differing,
         functions={
             side.lower(): FunctionsFacts(
                 against=differs.base,
@@ -251,12 +206,13 @@ def facts_of(one: Comparing) -> ComparisonFacts:
             for side, changes in zip(SIDES, one.changes, strict=True)
             if (differs := changes.differs) is not None
         },
-        acceptance=[_accepted_facts(accepted) for accepted in one.accepted],
+        acceptance=list(one.accepted),
     )
 
 
-def _breakage_facts(broken: Breakage, example: Example) -> BrokenFacts:
-    signature = broken.signature
+def _breakage_facts(broken: Breakage, example: Example, run: RunSpec) -> BrokenFacts:
+    signature, first = broken.signature, broken.first.question
+    portable = replace(run, sglang="HEAD", view=first.view, changes=example.changes)
     return BrokenFacts(
         what=str(signature),
         rule=signature.rule,
@@ -270,20 +226,24 @@ def _breakage_facts(broken: Breakage, example: Example) -> BrokenFacts:
             case=msgspec.to_builtins(example.case),
             changes=list(example.changes),
             size=sizes(example.case),
+            shrunk=smaller(example.found, example.case) if example.found is not None else "",
             looks=example.looks,
             partial=example.partial,
             known=example.known,
             again=example.again,
+            portable=portable.command("check", "case.json"),
             folder=str(example.folder or ""),
         ),
     )
 
 
-def _answer_facts(answer: Answered) -> AnswerFacts:
+def _answer_facts(answer: Answered, run: RunSpec) -> AnswerFacts:
     base, head = (SideFacts(status=side.status, rule=side.rule, line=side.line) for side in (answer.base, answer.head))
+    entry, side = answer.question.entry, "BASE" if answer.group == "newly fixed" else "HEAD"
+    portable = "" if entry is None else replace(run, sglang=side, view=answer.question.view).command("check", entry.id)
     return AnswerFacts(
         name=answer.question.name,
-        kind="case" if answer.question.entry is None else "entry",
+        kind="case" if entry is None else "entry",
         model=answer.question.case.model,
         shape=answer.question.shape,
         group=answer.group,
@@ -293,161 +253,131 @@ def _answer_facts(answer: Answered) -> AnswerFacts:
         head=head,
         known=answer.known,
         again=answer.again,
+        portable=portable,
         folder=str(answer.folder or ""),
     )
 
 
-def _accepted_facts(one: RoundsOfBoth) -> AcceptedFacts:
-    means = one.means or (None, None)
-    base, head = (RoundsFacts(rounds=one.rounds[n], tokens=one.tokens[n], mean=means[n]) for n in (0, 1))
-    return AcceptedFacts(model=one.model, shape=one.shape, cases=one.cases, base=base, head=head)
+def comparison_page(folder: Path) -> Document:
+    """The document of a comparison's run folder. Raises InputError for a record that cannot be read."""
+    return document_of(read_facts(folder / RECORD, ComparisonFacts, "the run folder of `eagletwin compare`"), folder)
 
 
-RECORD = "comparison.json"  # in the run folder: what --json prints
-_KINDS = {"equal": "right", "broken": "wrong", "unknown": "doubt"}
-_MEANS = {
-    "newly fixed": "BASE has them wrong and HEAD right.",
-    "still diverged": "BASE and HEAD have them wrong in the same way.",
-    "diverged otherwise": "BASE and HEAD have them wrong, each in another way.",
-    "unknown": "Nothing can be said of them on one side, or on both.",
-}
-
-
-def comparison_page(folder: Path) -> Page:
-    """The page of a comparison's run folder. Raises InputError for a record that cannot be read."""
-    one = read_facts(folder / RECORD, ComparisonFacts, "the run folder of `eagletwin compare`")
-    groups = [group for group in GROUPS if one.counts.get(group)]
-    facts = [
-        ("BASE", f"{one.base.name} ({one.base.version})"),
-        ("HEAD", f"{one.head.name} ({one.head.version})"),
-        ("compared", f"{count(len(one.answers), 'case')} in {one.seconds:.1f} s"),
-        *((group, count(one.counts[group], "case")) for group in groups),
-    ]
-    facts += [("not run before it was ended", count(one.not_run, "case"))] if one.not_run else []
-    facts += [("live bugs on both sides by their code, not run", ", ".join(one.believed))] if one.believed else []
-    facts += [("not reached in this mode", ", ".join(one.not_reached))] if one.not_reached else []
-    shown = [(group, [answer for answer in one.answers if answer.group == group]) for group in SHOWN]
-    return Page(
+def document_of(one: ComparisonFacts, folder: Path) -> Document:
+    """The report. folder: where its run folder is now."""
+    believed = (("live bugs on both sides by their code, not run", ", ".join(one.believed)),) if one.believed else ()
+    return Document(
         title=f"HEAD {one.head.name} against BASE {one.base.name}",
-        status=one.result,
+        status=one.headline.lower(),
+        kind=KINDS.get(one.exit_code, "doubt"),
         headline=one.sentence,
-        facts=tuple(facts),
+        lines=tuple(one.remarks),
+        facts=(("BASE", f"SGLang {one.base.version}"), ("HEAD", f"SGLang {one.head.version}"), *believed),
         reason=one.not_seen,
         sections=(
-            _broken(folder, one),
-            *(_group(group, answers) for group, answers in shown if answers),
+            DocumentSection(heading="Newly broken", items=tuple(_broken(folder, one)), found=True),
+            *(_group(one, group) for group in _MEANS),
             _functions(one),
             _acceptance(one.acceptance),
             *left_out(one.not_looked_at),
-            *_all(one.answers),
+            _all(one.answers),
         ),
         again=(one.command,),
+        portable=one.portable,
         files=(RECORD,),
+        folder=one.folder,
     )
 
 
-def _broken(folder: Path, one: ComparisonFacts) -> PageSection:
-    """Each way in which HEAD is newly broken, with the page of its smallest case."""
-    rows = []
+def _broken(folder: Path, one: ComparisonFacts) -> Iterator[Item]:
+    """Each way in which HEAD is newly broken, with its smallest case."""
     for broken in one.broken:
         example = broken.example
-        partial = ", not minimal: time was up" if example.partial else ""
-        rows.append(
-            row(
-                TableCell(broken.what, href=page_beside(folder, one.folder, example.folder)),
-                TableCell(example.line, "wrong"),
-                f"{len(broken.cases)}: {shortened(broken.cases, NAMES)}",
-                f"{example.size}{partial}",
-                shortened(broken.changed_functions, NAMES) or "none that all of them run",
-                example.known or "new",
-                example.again,
-            )
+        lines = [f"HEAD: {example.line}.{f' Known: {example.known}.' if example.known else ''}"]
+        lines.append(f"Smallest: {example.size}.{f' Shrunk: {example.shrunk}.' if example.shrunk else ''}")
+        lines += ["Not minimal: time was up. A larger --shrink-minutes shrinks further."] * example.partial
+        if broken.changed_functions:
+            lines.append(f"Changed functions that each of the cases runs: {shortened(broken.changed_functions)}.")
+        yield Item(
+            title=f"{broken.what}, {count(len(broken.cases), 'case')}: {shortened(broken.cases, _CASES)}",
+            lines=tuple(lines),
+            again=example.again,
+            portable=example.portable,
+            case=pretty_case(msgspec.convert(example.case, Case)),
+            folder=example.folder,
+            href=page_beside(folder, one.folder, example.folder),
         )
-    header = ("way", "HEAD", "cases", "smallest", "changed functions that each runs", "known as", "again")
-    table = Table(caption="What BASE has right and HEAD wrong, each way once", header=header, rows=tuple(rows), searched=True)
-    return PageSection(
-        heading="Newly broken", lines=() if rows else ("Nothing is newly broken.",), tables=(table,) if rows else ()
-    )
 
 
-def _group(group: str, answers: list[AnswerFacts]) -> PageSection:
-    rows = tuple(row(one.name, _said(one.base), _said(one.head), one.known, one.again) for one in answers)
-    header = ("case", "BASE", "HEAD", "known as", "again")
-    table = Table(caption=f"Cases: {group}", header=header, rows=rows, searched=True)
-    return PageSection(heading=group.capitalize(), lines=(_MEANS[group],), tables=(table,))
+def _group(one: ComparisonFacts, group: str) -> DocumentSection:
+    """The cases of a group one by one, but SGLang's own bugs, which are as they were."""
+    answers = [answer for answer in one.answers if answer.group == group]
+    shown = [answer for answer in answers if not (group == "still diverged" and answer.known)]
+    lines = (_MEANS[group],) if shown else ()
+    return DocumentSection(heading=group.capitalize(), lines=lines, items=tuple(map(_item, shown)))
 
 
-def _said(side: SideFacts) -> TableCell:
-    return TableCell(side.line or side.status, _KINDS.get(side.status, ""))
+def _item(answer: AnswerFacts) -> Item:
+    known = f" Known: {answer.known}." if answer.known else ""
+    base, head = (side.line or side.status for side in (answer.base, answer.head))
+    lines = {"newly fixed": (f"BASE: {base}.",), "still diverged": (f"{head}.{known}",)}
+    said = lines.get(answer.group, (f"BASE: {base}.", f"HEAD: {head}.{known}"))
+    return Item(title=answer.name, lines=said, again=answer.again, portable=answer.portable)
 
 
-def _functions(one: ComparisonFacts) -> PageSection:
-    """What differs between the two, and how much of it ran."""
-    lines, rows = list[str](), []
+def _functions(one: ComparisonFacts) -> DocumentSection:
+    """The functions that differ, and how many of them ran."""
+    rows, run, idle = [], set[str](), set[str]()
     for side, differs in one.functions.items():
-        others = {
-            "changed outside of functions": differs.outside_of_functions,
-            "gone": differs.gone,
-            "not run here": differs.not_run_here,
-        }
-        lines += [f"{side.upper()}: {what}: {', '.join(names)}." for what, names in others.items() if names]
-        for name, often in differs.run.items():
-            rows.append(row(name, side.upper(), f"{often} of {differs.runs}", tags=("run", side.upper())))
-        idle = TableCell("not run", "doubt")
-        rows += [row(name, side.upper(), idle, tags=("not run", side.upper())) for name in differs.not_run]
-    if not one.functions:
-        lines.append("Which functions changed is not known: the two are releases, differ in too many files, or did not run.")
-    elif not rows:
-        lines.append("No function changed.")
-    table = Table(
-        caption="Changed functions",
-        header=("function", "side", "in runs"),
-        rows=tuple(rows),
+        run, idle, name_of = run | {*differs.run}, idle | {*differs.not_run}, side.upper()
+        rows += [row(name, name_of, f"{often} of {differs.runs}", tags=("run", name_of)) for name, often in differs.run.items()]
+        rows += [row(name, name_of, TableCell("not run", "doubt"), tags=("not run", name_of)) for name in differs.not_run]
+    functions = table(
+        "Changed functions",
+        ("function", "side", "in runs"),
+        rows,
         filters=(("Function", ("run", "not run")), ("Side", SIDES)),
         searched=True,
-        note="A function counts as run when it is called; whether its changed lines ran is not known.",
+        detail=True,
+        note="A function counts as run when a changed statement of it ran.",
     )
-    return PageSection(heading="Changed functions", lines=tuple(lines), tables=(table,) if rows else ())
+    title = f"Changed functions: {len(run)} run, {len(idle - run)} not run" if one.functions else "Changed functions: not known"
+    lines = tuple(one.changes)
+    return DocumentSection(heading="What differs between the two", lines=lines, tables=(functions,), folded=title)
 
 
-def _acceptance(accepted: list[AcceptedFacts]) -> PageSection:
+def _acceptance(accepted: list[AcceptedFacts]) -> DocumentSection:
     rows = []
     for one in accepted:
-        base, head = one.base.mean, one.head.mean
-        same = (one.base.rounds, one.base.tokens) == (one.head.rounds, one.head.tokens)
-        change = "" if base is None or head is None else "same" if same else f"{(head - base) / base:+.1%}"
+        base, head = (side.mean for side in (one.base, one.head))
         fell = base is not None and head is not None and head < base
-        means = ["no round" if mean is None else f"{mean:.3f}" for mean in (base, head)]
-        changed = TableCell(change, "wrong" if fell else "right" if same and change else "")
-        rows.append(row(one.model, one.shape, str(one.cases), *means, changed))
-    header = ("model", "shape", "cases", "BASE", "HEAD", "change")
-    table = Table(caption="Tokens a round commits, by configuration", header=header, rows=tuple(rows))
+        change = TableCell(one.change, "wrong" if fell else "right" if one.change == "same" else "")
+        said = ("no round" if mean is None else f"{mean:.3f}" for mean in (base, head))
+        rows.append(row(one.model, one.shape, str(one.cases), *said, change))
+    caption = "Tokens a round commits, by configuration"
     line = "Over the generated cases that ran on both sides; the bonus token counts." if rows else "No such case was run."
-    return PageSection(heading="Acceptance", lines=(line,), tables=(table,) if rows else ())
+    tables = (table(caption, ("model", "shape", "cases", *SIDES, "change"), rows),)
+    return DocumentSection(heading="Tokens a round commits", lines=(line,), tables=tables)
 
 
-def _all(answers: list[AnswerFacts]) -> list[PageSection]:
-    rows = tuple(
+def _all(answers: list[AnswerFacts]) -> DocumentSection:
+    def said(side: SideFacts) -> TableCell:
+        return TableCell(side.line or side.status, _STATUSES.get(side.status, ""))
+
+    kinds = {"entry": "entry of the ledger", "case": "generated"}
+    rows = [
         row(
-            one.name,
-            one.group,
-            one.model,
-            one.shape,
-            _said(one.base),
-            _said(one.head),
-            tags=(one.group, one.model, "entry of the ledger" if one.kind == "entry" else "generated"),
+            *(one.name, one.group, one.model, one.shape, said(one.base), said(one.head), one.known, one.again),
+            tags=(one.group, one.model, kinds[one.kind]),
         )
         for one in answers
-    )
-    table = Table(
-        caption="Cases on both sides",
-        header=("case", "group", "model", "shape", "BASE", "HEAD"),
-        rows=rows,
-        filters=(
-            ("Group", tuple(group for group in GROUPS if any(one.group == group for one in answers))),
-            ("Model", tuple(sorted({one.model for one in answers}))),
-            ("Kind", ("generated", "entry of the ledger")),
-        ),
+    ]
+    cases = table(
+        "Cases on both sides",
+        ("case", "group", "model", "shape", *SIDES, "known as", "again"),
+        rows,
+        filters=(("Group", GROUPS), ("Model", sorted({one.model for one in answers})), ("Kind", tuple(kinds.values()))),
         searched=True,
+        detail=True,
     )
-    return [PageSection(heading="All cases", tables=(table,))] if rows else []
+    return DocumentSection(heading="All cases", tables=(cases,), brief="")

@@ -39,6 +39,7 @@ from ..fuzz.steering import Steering, executed
 from ..fuzz.tally import LEAST, Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
+from ..result import AcceptedFacts, ComparisonFacts
 from .groups import (
     EQUAL,
     MINIMAL,
@@ -46,7 +47,6 @@ from .groups import (
     Breakage,
     Example,
     Result,
-    RoundsOfBoth,
     SharedCase,
     SideResult,
     breakages,
@@ -55,7 +55,7 @@ from .groups import (
     group_of,
 )
 from .numbers import watches
-from .report import RECORD, SIDES, Comparing, comparison_page, facts_of
+from .report import RECORD, SIDES, Comparing, document_of, facts_of
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -129,7 +129,7 @@ class Sides:
     mutual: bool = False
     every: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
-    accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
+    accepted: dict[tuple[str, str], AcceptedFacts] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     _mends: tuple[Mends, Mends] = field(init=False)
     _seen: dict[str, CaseSeen] = field(default_factory=dict)  # what is newly broken and was generated
@@ -376,7 +376,7 @@ class Asking:
     _failed: str = ""
     _sides: Sides | None = None
 
-    def report(self, show: Callable[[Comparing], None]) -> int:
+    def report(self, show: Callable[[ComparisonFacts], None]) -> int:
         """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
         begun = time.monotonic()
         draw_from_seeds_alone()
@@ -399,9 +399,9 @@ class Asking:
             raise
         finally:
             one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
-            show(one)
-            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts_of(one)), indent=1) + b"\n")
-            write_page(folder, lambda: comparison_page(folder))
+            show(facts := facts_of(one))
+            (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+            write_page(folder, lambda: document_of(facts, folder))
         return one.exit_code
 
     def _ask(self, hosts: tuple[Host, Host], watch: Watch | None, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import platform
 import sys
-from dataclasses import dataclass
 
 from eagletwin.harness.core.environment import ABSENT, installed
 from eagletwin.harness.core.errors import EagletwinError
@@ -11,26 +10,16 @@ from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import here
 
+from ..result import DoctorCheckFacts
 from .gpu_tools import gpu_tools
 
 # Measured: an engine process holds some 0.7 GB, most of it shared with its forks.
 NEEDED_GIGABYTES = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """`needed`: without it the CPU engine cannot run; the other checks are for information."""
-
-    what: str
-    found: str
-    good: bool
-    needed: bool
-    remedy: str
-
-
-def examine() -> list[Check]:
+def examine() -> list[DoctorCheckFacts]:
     findings = [
-        Check(
+        DoctorCheckFacts(
             what="Python",
             found=platform.python_version(),
             good=sys.version_info >= (3, 11),
@@ -50,16 +39,16 @@ def examine() -> list[Check]:
     return findings
 
 
-def _memory() -> Check:
+def _memory() -> DoctorCheckFacts:
     try:
         with open("/proc/meminfo") as file:
             kilobytes = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
         gigabytes = kilobytes / 1e6
     except (OSError, StopIteration):
-        return Check(
+        return DoctorCheckFacts(
             what="memory", found="cannot tell: not Linux?", good=False, needed=True, remedy="the engine forks; use Linux"
         )
-    return Check(
+    return DoctorCheckFacts(
         what="memory",
         found=f"{gigabytes:.1f} GB available",
         good=gigabytes >= NEEDED_GIGABYTES,
@@ -68,36 +57,38 @@ def _memory() -> Check:
     )
 
 
-def _cache() -> Check:
+def _cache() -> DoctorCheckFacts:
     try:
         folder = cache_folder("models")
         probe = folder / ".probe"
         probe.write_bytes(b"")
         probe.unlink()
     except (OSError, EagletwinError) as error:
-        return Check(
+        return DoctorCheckFacts(
             what="cache",
             found=str(error).partition("\n")[0],
             good=False,
             needed=True,
             remedy="set EAGLETWIN_CACHE to a folder you may write",
         )
-    return Check(what="cache", found=str(folder.parent), good=True, needed=True, remedy="")
+    return DoctorCheckFacts(what="cache", found=str(folder.parent), good=True, needed=True, remedy="")
 
 
-def _package(name: str, needed: bool) -> Check:
+def _package(name: str, needed: bool) -> DoctorCheckFacts:
     found = installed(name)
     if found != ABSENT:
-        return Check(what=name, found=found, good=True, needed=needed, remedy="")
+        return DoctorCheckFacts(what=name, found=found, good=True, needed=needed, remedy="")
     remedy = "`make setup`, or install it yourself"
-    return Check(what=name, found="not installed", good=False, needed=needed, remedy=remedy)
+    return DoctorCheckFacts(what=name, found="not installed", good=False, needed=needed, remedy=remedy)
 
 
-def _skipped() -> Check:
-    return Check(what="CPU engine", found="not tried: see above", good=False, needed=True, remedy="fix what is red above")
+def _skipped() -> DoctorCheckFacts:
+    return DoctorCheckFacts(
+        what="CPU engine", found="not tried: see above", good=False, needed=True, remedy="fix what is red above"
+    )
 
 
-def _cpu_engine() -> Check:
+def _cpu_engine() -> DoctorCheckFacts:
     from eagletwin.harness.core.case import Case, Request
     from eagletwin.harness.engines.host import Host
 
@@ -107,36 +98,36 @@ def _cpu_engine() -> Check:
             host.engine(case)
             found = f"SGLang {host.version}: scheduler and EAGLE worker stand"
     except EagletwinError as error:
-        return Check(
+        return DoctorCheckFacts(
             what="CPU engine",
             found=error.cause,
             good=False,
             needed=True,
             remedy="`make setup` installs what it was tested with",
         )
-    return Check(what="CPU engine", found=found, good=True, needed=True, remedy="")
+    return DoctorCheckFacts(what="CPU engine", found=found, good=True, needed=True, remedy="")
 
 
-def _cuda() -> list[Check]:
+def _cuda() -> list[DoctorCheckFacts]:
     """The engine, and what it compiles with and imports on a GPU."""
     missing = missing_for_cuda()
     if missing is not None:
-        return [Check(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])]
+        return [DoctorCheckFacts(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])]
     import torch
 
     found = f"{torch.cuda.get_device_name()}, {torch.cuda.device_count()} of them; `check 25015 --device cuda` tries it"
     return [
-        Check(what="CUDA engine", found=found, good=True, needed=False, remedy=""),
+        DoctorCheckFacts(what="CUDA engine", found=found, good=True, needed=False, remedy=""),
         *(
-            Check(what=what, found=there, good=good, needed=False, remedy="" if good else remedy)
+            DoctorCheckFacts(what=what, found=there, good=good, needed=False, remedy="" if good else remedy)
             for what, there, good, remedy in gpu_tools()
         ),
     ]
 
 
-def _releases() -> Check:
+def _releases() -> DoctorCheckFacts:
     known, there = releases(), here()
-    return Check(
+    return DoctorCheckFacts(
         what="releases",
         found=f"{len(there)} of {len(known)} are here: {', '.join(there) or 'none'}"
         + (

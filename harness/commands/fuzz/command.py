@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .pool import Workers
     from .search import Fuzz
     from .shrinking import Finding
+    from .summary import Summary
 
 
 @with_json
@@ -155,8 +156,9 @@ def _search(
     looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[Finding | PastFinding]", *, verbose: bool
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
+    from eagletwin.harness.page.text import text_of
 
-    from .report import exit_code, finding_text, tally_text, write_summary
+    from .report import document_of, exit_code, finding_text, summary_facts, write_summary
 
     host, folder = looking.trials.host, looking.folder
     code: int | None = None
@@ -183,8 +185,9 @@ def _search(
             summary = write_summary(folder, looking, found, code)
         except OSError as error:
             summary = _keep_elsewhere(folder, looking, found, code, error)
-        show(tally_text(looking, found, width(), code, verbose=verbose))
-        tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=summary))
+        show(text_of(document_of(summary, folder), width(), verbose=verbose))
+        facts = summary_facts(summary)
+        tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
     return code
 
 
@@ -274,7 +277,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None",
 
 def _keep_elsewhere(
     folder: Path, looking: "Fuzz", found: "list[Finding | PastFinding]", code: int | None, error: OSError
-) -> dict[str, Any]:
+) -> "Summary":
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,7 @@ from eagletwin.harness.core.signature import Signature
 
 from ..options import tell
 from .options import SearchOptions
+from .summary import FindingFacts
 from .worker import Seen, as_path
 
 JOURNAL = "journal.jsonl"
@@ -77,7 +78,7 @@ class PastFinding(Struct, frozen=True):
     signature: Signature
     name: str
     status: str
-    facts: dict[str, Any]
+    facts: FindingFacts
 
 
 class Conclusion(Struct, frozen=True, tag=True):

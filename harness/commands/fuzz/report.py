@@ -1,10 +1,9 @@
-"""A search reported to a person, and written down for a program."""
+"""A search: how its findings read, what it leaves (summary.json), and its document."""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,16 +13,28 @@ from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
+from eagletwin.harness.page.document import Document, DocumentSection, Item, Table, table
 from eagletwin.harness.page.render import write_page
 
+from ..page_facts import KINDS, left_out, never_happened, page_beside
 from .journal import JOURNAL, PastFinding
-from .page import MEANING, SUMMARY, excused_text, search_page
 from .search import Fuzz
-from .shrinking import Finding, Shrinking
+from .shrinking import Finding
 from .smaller import sizes, smaller
+from .summary import SUMMARY, AsideFacts, KnownFacts, Summary, UnconfirmedFacts, read_summary
 from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import TOPICS
+
+# What the exit code of a search means.
+MEANING = {
+    EXIT_EQUAL: "nothing new was found",
+    EXIT_DIVERGED: "a divergence was found that no known bug explains",
+    EXIT_UNKNOWN: "cannot tell: a crash, a hang or another unknown was found, or too little was looked at",
+    EXIT_INTERRUPTED: "the search was interrupted",
+}
+_SHOWN = 12  # names of a line
 
 
 def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
@@ -52,52 +63,98 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def tally_text(
-    search: Fuzz, findings: Sequence[Finding | PastFinding], columns: int, code: int | None = None, *, verbose: bool = False
-) -> str:
-    """What was run, and what it says. A finding that was still being shrunk counts as found.
+def write_summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None = None) -> Summary:
+    """Write what a search came to into a folder: summary.json, an example of each known bug, and the page.
 
-    code: the exit code; None: an error ends the command, whose code is the error's. verbose: with what the cases had, which
-    bugs they showed, what was set aside, and the options for what was not looked at: the page has all of that.
+    code: the exit code; None: an error ends the command, whose code is the error's. A finding that was still being shrunk
+    counts as found.
     """
-    tally, seconds = search.tally, search.seconds
-    unseen = tally.changes.headline
-    lines = [_headline(search, code), *(fold(f"NOT SEEN  {unseen}", columns, "", " " * 10) if unseen else []), ""]
-    ends = fold(f"Exit code {code}: {_meaning(search, code)}.", columns, "") if code is not None else []
+    summary = _summary(folder, search, findings, code)
+    for bug in search.tally.known.values():
+        if bug.example is not None:
+            file = _example_of(folder, bug)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(pretty_case(bug.example), encoding="utf-8")
+    (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(summary_facts(summary))))
+    write_page(folder, lambda: document_of(summary, folder))
+    return summary
+
+
+def summary_facts(summary: Summary) -> dict[str, object]:
+    """The summary as --json has it: known bugs, and what did not start, are beside the tally."""
+    facts: dict[str, dict[str, object]] = msgspec.to_builtins(summary)
+    del facts["tally"]["known"], facts["tally"]["refused"]
+    return {**facts}
+
+
+def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None) -> Summary:
+    tally = search.tally
+    goes_on = code in (None, EXIT_INTERRUPTED) and (search.folder / JOURNAL).is_file()
+    return Summary(
+        headline=_headline(search, code),
+        remarks=list(_remarks(search, findings)),
+        not_seen=tally.changes.headline,
+        command=search.plan.command,
+        resume=DEFAULT_RUN.command("fuzz", "--resume", search.folder) if goes_on else "",
+        exit_code=code,
+        meaning=_meaning(search, code) if code is not None else "",
+        seconds=round(search.seconds, 3),
+        tally=dataclasses.replace(tally, configurations=_named(tally), known={}, refused={}),
+        not_looked_at=tally.left_out(search.trials.host.mode) if tally.cases else [],
+        refused={name: one.why for name, one in tally.refused.items()},
+        known=[
+            KnownFacts(
+                id=bug.id,
+                cases=bug.cases,
+                mended=bug.mended,
+                shows=dict(bug.shows),
+                example=str(_example_of(folder, bug)) if bug.example is not None else "",
+            )
+            for bug in tally.known.values()
+        ],
+        known_note=_of_overlap(search),
+        findings=[finding.facts for finding in findings],
+        unconfirmed=[
+            UnconfirmedFacts(
+                signature=one.signature,
+                status=one.seen.verdict.status,
+                folder=str(one.folder / "minimal"),
+                cases=tally.cases,
+                shrink_looks=one.looks,
+            )
+            for one in [search.shrinking]
+            if one is not None
+        ],
+        set_aside=[
+            AsideFacts(signature=one.signature, cases=one.cases, example=str(one.example), undecided=one.undecided)
+            for one in search.asides.values()
+        ],
+    )
+
+
+def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
+    """Sentences on the cases that ran, and on those that did not."""
+    tally, base = search.tally, search.mends.base
     if not tally.cases:
-        lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
-        lines += _refused(search, columns)
-        return "\n".join([*lines, *ends, f"Folder: {search.folder}"])
-    for text in (_counts(search), *_left_open(tally)):
-        lines += fold(text, columns, "")
-    lines += _reached(tally, columns) if verbose else []
-    for text in _of_the_change(search, findings):
-        lines += fold(text, columns, "")
+        yield f"No case finished in {search.seconds:.1f} s: this says nothing about the release."
+    else:
+        yield _counts(search)
+        yield from _left_open(tally)
+        yield from _of_the_change(search, findings)
     for name, number in sorted(tally.fallbacks.items()):
-        lines += fold(f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}.", columns, "")
-    lines += _known(search, columns) if verbose else _known_in_short(search, columns)
-    lines += _asides(search, findings, columns) if verbose else []
-    lines += _refused(search, columns) if verbose else _refused_in_short(search, columns)
+        yield f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}."
+    if base is not None and base.refused:
+        yield f"{base.called} was not run beside it, so known bugs count as known: {base.refused}"
+    if search.mends.unfit:
+        yield f"Remedies that do not fit this SGLang: {shortened(sorted(search.mends.unfit), _SHOWN)}."
+    if search.unstarted:
+        yield "An engine that would not start may be the fault that is searched for; --not leaves its cases out."
     if tally.deaths:
-        lines.append(f"{count(tally.deaths, 'worker')} ended over a block.")
+        yield f"{count(tally.deaths, 'worker')} ended over a block."
     for lost in tally.lost:
-        lines += fold(f"Not searched: {lost}.", columns, "")
-    unfinished = search.found[len(findings) :]
-    if unfinished:
-        lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
-    left_out = tally.left_out(search.trials.host.mode)
-    if left_out and verbose:
-        lines += ["", "Not looked at, and the option for it:"]
-        lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
-    elif left_out:
-        names = [one.partition(" (--")[0].partition(": ")[0] for one in left_out]
-        lines += fold(f"Not looked at: {shortened(names, _SHOWN)}.", columns, "")
-    if code in (None, EXIT_INTERRUPTED) and (search.folder / JOURNAL).is_file():
-        lines.append(f"Continue with: eagletwin fuzz --resume {search.folder}")
-    return "\n".join([*lines, "", *ends, f"Folder: {search.folder}" + ("" if verbose else " (report.html; --verbose: here)")])
-
-
-_SHOWN = 12
+        yield f"Not searched: {lost}."
+    if unfinished := search.found[len(findings) :]:
+        yield f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}."
 
 
 def _counts(search: Fuzz) -> str:
@@ -115,19 +172,8 @@ def _counts(search: Fuzz) -> str:
         text += f" {others_in_plain_decode(tally.relaxed)}"
     if tally.impossible:
         text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
-    return f"{text} Excused: {excused_text(tally.excused)}." if tally.excused else text
-
-
-def _reached(tally: Tally, columns: int) -> list[str]:
-    """What the cases had, and what happened in them."""
-    lines = [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
-    drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
-    lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
-    reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
-    lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
-    never = [name for name in FEATURES if not tally.exercised[name]]
-    said = "docs/reference/case.md says what each is"
-    return lines + (fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else [])
+    excused = ", ".join(f"{name} {number}" for name, number in sorted(tally.excused.items()))
+    return f"{text} Excused: {excused}." if excused else text
 
 
 def _of_the_change(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
@@ -138,24 +184,6 @@ def _of_the_change(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> I
         yield unknown
     if changes.doubt:
         yield "No case ran any of that, so this search says nothing about it."
-
-
-def _known_in_short(search: Fuzz, columns: int) -> list[str]:
-    """The known bugs in a line, and what keeps the search from telling them from new ones."""
-    bugs = sorted(search.tally.known.values(), key=lambda bug: -bug.cases)
-    names = [f"{bug.id} ({bug.cases})" if bug.cases else bug.id for bug in bugs]
-    lines = fold(f"Known bugs, mended in memory: {shortened(names, _SHOWN)}.", columns, "") if names else []
-    base = search.mends.base
-    if base is not None and base.refused:
-        lines += fold(f"{base.called} was not run beside it, so known bugs count as known: {base.refused}", columns, "")
-    if search.mends.unfit:
-        lines += fold(f"Remedies that do not fit this SGLang: {shortened(sorted(search.mends.unfit), _SHOWN)}.", columns, "")
-    return lines
-
-
-def _refused_in_short(search: Fuzz, columns: int) -> list[str]:
-    names = [name.partition(": ")[0] for name in search.tally.refused]
-    return fold(f"Not looked at, as no engine started: {shortened(names, _SHOWN)}.", columns, "") if names else []
 
 
 def _meaning(search: Fuzz, code: int) -> str:
@@ -193,39 +221,6 @@ def _of_known(tally: Tally) -> str:
     return f"{wrong} wrong by known bugs alone, " if wrong else ""
 
 
-def _known(search: Fuzz, columns: int) -> list[str]:
-    """By known bug: how many cases showed it, and in how many it was mended."""
-    bugs = search.tally.known.values()
-    if not bugs:
-        return []
-    lines = fold(
-        "Known bugs: what a case shows, and is equal with their fixes. Mended, in memory, they hide nothing:", columns, ""
-    )
-    for bug in sorted(bugs, key=lambda bug: -bug.cases):
-        shown = f"{count(bug.cases, 'case')} ({', '.join(bug.shows)})" if bug.cases else "no case"
-        # of two bugs in one case each one's own line says where it was mended
-        text = f"{bug.id}: {shown}" + (f"; mended in {count(bug.mended, 'case')}" if bug.mended else "")
-        text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
-        lines += fold(text, columns, "  ", "    ")
-    if note := _of_overlap(search):
-        lines += fold(note, columns, "  ", "    ")
-    tally = search.tally
-    if tally.tries:
-        text = f"To tell which it is took {count(tally.tries, 'more run')} of {count(tally.tried, 'case')}."
-        lines += fold(text, columns, "  ", "    ")
-    base = search.mends.base
-    if base is not None and base.refused:
-        text = (
-            f"{base.called} could not be asked whether it is right in such a case, which counts as known then: {base.refused}"
-        )
-        lines += fold(text, columns, "  ", "    ")
-    for name in sorted(search.mends.unfit):
-        lines += fold(
-            f"{name}: its remedy does not fit this SGLang, so that what it shows counts as new", columns, "  ", "    "
-        )
-    return lines
-
-
 def _of_overlap(search: Fuzz) -> str:
     """Why a search without overlap has entries that need it; empty if it has none."""
     ids = [name for bug in search.tally.known.values() for name in bug.id.split(" and ")]
@@ -237,53 +232,9 @@ def _of_overlap(search: Fuzz) -> str:
     )
 
 
-def example_of(folder: Path, bug: KnownBug) -> Path:
+def _example_of(folder: Path, bug: KnownBug) -> Path:
     """The file of the first case that showed a known bug."""
     return folder / "known" / f"{bug.id.replace(' ', '-')}.json"
-
-
-def _refused(search: Fuzz, columns: int) -> list[str]:
-    """Engines that would not start, as this SGLang lacks that or is broken there; and blocks of which no case was drawn."""
-    if not search.tally.refused:
-        return []
-    doubt = {id(one) for one in search.unstarted}
-    lines = ["Configurations of which nothing was looked at, and why:"]
-    for name, one in search.tally.refused.items():
-        more = "; this may be the fault: --not leaves it out" if id(one) in doubt else ""
-        lines += fold(f"{name}{more}", columns, "  ", "    ")
-    return lines
-
-
-def _configurations(tally: Tally, columns: int) -> list[str]:
-    """One line a model: the values that the cases had. Each configuration by itself is in summary.json."""
-    lines = []
-    for model in sorted({one.model for one in tally.configurations}):
-        of_model = {one: number for one, number in tally.configurations.items() if one.model == model}
-        trees = sorted({one.nodes for one in of_model if one.topk > 1})
-        nodes = f"; trees of {_values(trees)} nodes" if trees else ""
-        parts = ", ".join(
-            f"{name} {_values(sorted({getattr(one, name) for one in of_model}))}" for name in ("num_steps", "topk", "page_size")
-        )
-        lines += fold(f"{model}, {count(sum(of_model.values()), 'case')}: {parts}{nodes}", columns, "  ", "    ")
-    return lines
-
-
-def _values(values: list[int]) -> str:
-    return " ".join(map(str, values))
-
-
-def _asides(search: Fuzz, findings: Sequence[Finding | PastFinding], columns: int) -> list[str]:
-    """What was seen and not looked into, each with a case that shows it."""
-    if not search.asides:
-        return []
-    names = {finding.signature: finding.name for finding in findings}
-    lines = fold("Set aside, run once and not confirmed, with an example of each:", columns, "")
-    for aside in search.asides.values():
-        why = "undecided" if aside.undecided else "on the way to a finding"
-        why = f"as {names[aside.signature]}" if aside.signature in names else why
-        text = f"{count(aside.cases, 'case')} of {aside.signature}, {why}:"
-        lines += [*fold(text, columns, "  ", "    "), f"    {aside.example.relative_to(search.folder)}"]
-    return lines
 
 
 def _named(tally: Tally) -> Counter[str]:
@@ -295,65 +246,112 @@ def _named(tally: Tally) -> Counter[str]:
     return named
 
 
-def _figures(tally: Tally) -> dict[str, Any]:
-    whole = msgspec.to_builtins(dataclasses.replace(tally, configurations=_named(tally), known={}, refused={}))
-    return {name: value for name, value in whole.items() if name not in ("known", "refused")}
+def search_page(folder: Path) -> Document:
+    """The document of a search's run folder. Raises InputError for a summary that cannot be read."""
+    return document_of(read_summary(folder), folder)
 
 
-def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
-    """What was still being made smaller when the search ended."""
-    return {
-        "signature": msgspec.to_builtins(one.signature),
-        "status": one.seen.verdict.status,
-        "folder": str(one.folder / "minimal"),
-        "cases": search.tally.cases,
-        "shrink_looks": one.looks,
-    }
+def document_of(summary: Summary, folder: Path) -> Document:
+    """The report: where the text has one line of a section, --verbose and the page have all of it."""
+    word, _, title = summary.headline.partition("  ")
+    first, *remarks = summary.remarks or [f"{count(summary.tally.cases, 'case')}, {count(len(summary.findings), 'finding')}"]
+    meaning = f"Exit code {summary.exit_code}: {summary.meaning}." if summary.meaning else ""
+    rate = summary.tally.cases / summary.seconds if summary.seconds else 0.0
+    return Document(
+        title=title or f"Search {folder.name}",
+        status=word.lower() or "search",
+        kind=KINDS.get(summary.exit_code, "doubt"),
+        headline=first,
+        lines=tuple(remarks),
+        facts=(("rate", f"{rate:.2f} cases/s"), ("headroom", f"{summary.tally.headroom:.2g} of a bound at most")),
+        reason=summary.not_seen,
+        sections=(
+            _found(folder, summary),
+            _known_bugs(summary),
+            _aside(summary),
+            _refused(summary),
+            _looked_at(summary.tally),
+            *left_out(summary.not_looked_at, brief=_SHOWN),
+        ),
+        again=tuple(filter(None, (summary.command, summary.resume))),
+        files=(SUMMARY,),
+        folder=str(folder),
+        end=meaning,
+    )
 
 
-def write_summary(
-    folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None = None
-) -> dict[str, Any]:
-    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. code:
-    as there."""
-    tally = search.tally
-    figures: dict[str, Any] = {
-        "headline": _headline(search, code),
-        "not_seen": tally.changes.headline,
-        "command": search.plan.command,
-        "exit_code": code,
-        "seconds": round(search.seconds, 3),
-        "tally": _figures(tally),
-        "not_looked_at": tally.left_out(search.trials.host.mode) if tally.cases else [],
-        "refused": {name: one.why for name, one in tally.refused.items()},
-        "known": [
-            {
-                "id": bug.id,
-                "cases": bug.cases,
-                "mended": bug.mended,
-                "shows": dict(bug.shows),
-                "example": str(example_of(folder, bug)) if bug.example is not None else "",
-            }
-            for bug in tally.known.values()
-        ],
-        "known_note": _of_overlap(search),
-        "findings": [finding.facts for finding in findings],
-        "unconfirmed": [_unconfirmed(search, one) for one in [search.shrinking] if one is not None],
-        "set_aside": [
-            {
-                "signature": msgspec.to_builtins(one.signature),
-                "cases": one.cases,
-                "example": str(one.example),
-                "undecided": one.undecided,
-            }
-            for one in search.asides.values()
-        ],
-    }
-    for bug in tally.known.values():
-        if bug.example is not None:
-            file = example_of(folder, bug)
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(pretty_case(bug.example), encoding="utf-8")
-    (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
-    write_page(folder, lambda: search_page(folder))
-    return figures
+def _found(folder: Path, summary: Summary) -> DocumentSection:
+    items = []
+    for finding in summary.findings:
+        place = Path(*Path(finding.folder).parts[-2:])
+        known = f"it may be {finding.known}" if finding.known else "new"
+        shrunk = f"made small in {count(finding.shrink_looks, 'run')}, {finding.shrink_seconds:.1f} s"
+        partial = "; not minimal: time was up" * finding.partial
+        items.append(
+            Item(
+                title=f"{place.parts[0]}: {finding.status}, {finding.signature}, {known}",
+                lines=(f"Found in case {finding.cases}, after {finding.seconds:.1f} s; {shrunk}{partial}.",),
+                href=page_beside(folder, str(folder), str(folder / place)),
+            )
+        )
+    return DocumentSection(heading="What was found", lines=_unconfirmed(summary), items=tuple(items), brief="")
+
+
+def _unconfirmed(summary: Summary) -> tuple[str, ...]:
+    lines = tuple(
+        f"{one.status.capitalize()}: {one.signature}, in case {one.cases}. The search was ended after "
+        f"{count(one.shrink_looks, 'run')} of making it smaller, and nothing was confirmed: {one.folder} has the smallest."
+        for one in summary.unconfirmed
+    )
+    return lines or (() if summary.findings else ("Nothing new was found.",))
+
+
+def _known_bugs(summary: Summary) -> DocumentSection:
+    """Known bugs: cases that they explain, and cases in which they were mended, in memory, so that they hide nothing."""
+    bugs, tally = sorted(summary.known, key=lambda bug: -bug.cases), summary.tally
+    took = f"To tell which it is took {count(tally.tries, 'more run')} of {count(tally.tried, 'case')}." if tally.tries else ""
+    rows = ((bug.id, str(bug.cases), ", ".join(bug.shows), str(bug.mended), bug.example) for bug in bugs)
+    bugs_table = table(
+        "Known bugs: what is equal with their fixes",
+        ("bug", "cases", "shown as", "mended in", "example"),
+        rows,
+        note=" ".join(filter(None, (summary.known_note, took))),
+    )
+    names = [f"{bug.id} ({bug.cases})" if bug.cases else bug.id for bug in bugs]
+    brief = f"Known bugs, mended in memory: {shortened(names, _SHOWN)}." if names else ""
+    return DocumentSection(heading="Known bugs", tables=(bugs_table,), brief=brief)
+
+
+def _aside(summary: Summary) -> DocumentSection:
+    names = {str(finding.signature): Path(finding.folder).parts[-2] for finding in summary.findings}
+    rows = []
+    for one in summary.set_aside:
+        why = "undecided" if one.undecided else "on the way to a finding"
+        why = f"as {names[str(one.signature)]}" if str(one.signature) in names else why
+        rows.append((str(one.signature), str(one.cases), why, str(Path(*Path(one.example).parts[-2:]))))
+    caption, header = "Set aside: run once and not confirmed", ("what", "cases", "why", "example")
+    return DocumentSection(heading="Set aside", tables=(table(caption, header, rows),), brief="")
+
+
+def _refused(summary: Summary) -> DocumentSection:
+    """Engines that would not start, as this SGLang lacks that or is broken there; and blocks of which no case was drawn."""
+    names = [name.partition(": ")[0] for name in summary.refused]
+    brief = f"Not looked at, as no engine started: {shortened(names, _SHOWN)}." if names else ""
+    heading = "Configurations of which nothing was looked at, and why"
+    return DocumentSection(heading=heading, lines=tuple(summary.refused), brief=brief if summary.tally.cases else None)
+
+
+def _looked_at(tally: Tally) -> DocumentSection:
+    def counted(caption: str, what: str, numbers: Mapping[str, int]) -> Table:
+        rows = ((name, str(number), f"{number / max(1, tally.cases):.0%}") for name, number in numbers.items() if number)
+        return table(caption, (what, "cases", "of all"), rows, searched=True)
+
+    reached = {name: tally.exercised[name] for name in FEATURES if tally.exercised[name]}
+    tables = (
+        counted("What was drawn: configurations", "configuration", tally.configurations),
+        counted("What was drawn: kinds of cases", "kind", {topic.name: tally.topics[topic.name] for topic in TOPICS}),
+        counted("What the cases exercised", "feature", reached),
+        never_happened(reached),
+        counted("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),
+    )
+    return DocumentSection(heading="What was looked at", tables=tables, brief="")

@@ -46,6 +46,7 @@ from eagletwin.harness.page.run import write_run
 
 from .looking import CaseSeen
 from .smaller import smaller
+from .summary import FindingFacts
 
 _NEWS = 5.0  # seconds between two lines of progress
 
@@ -85,24 +86,24 @@ class Finding:
         return self.outcome.verdict.status
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What a program is told of it."""
-        return {
-            "signature": msgspec.to_builtins(self.signature),
-            "status": self.status,
-            "folder": str(self.outcome.folder),
-            "cases": self.cases,
-            "seconds": round(self.seconds, 3),
-            "shrink_looks": self.shrink_looks,
-            "shrink_seconds": round(self.shrink_seconds, 3),
-            "partial": self.partial,
-            "known": self.outcome.known,
-            "apart": self.apart,
-            "changes": list(self.run.changes),
-            "place": brief(self.outcome.verdict),
-            "ran": list(differs.ran) if (differs := self.outcome.trace.differs) is not None else [],
-            "case": msgspec.to_builtins(self.outcome.case),
-        }
+    def facts(self) -> FindingFacts:
+        """The same for summary.json."""
+        return FindingFacts(
+            signature=self.signature,
+            status=self.status,
+            folder=str(self.outcome.folder),
+            cases=self.cases,
+            seconds=round(self.seconds, 3),
+            shrink_looks=self.shrink_looks,
+            shrink_seconds=round(self.shrink_seconds, 3),
+            partial=self.partial,
+            known=self.outcome.known,
+            apart=self.apart,
+            changes=list(self.run.changes),
+            place=brief(self.outcome.verdict),
+            ran=list(differs.ran) if (differs := self.outcome.trace.differs) is not None else [],
+            case=msgspec.to_builtins(self.outcome.case),
+        )
 
 
 class _Over(BaseException):

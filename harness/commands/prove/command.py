@@ -121,8 +121,8 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         if not chosen:
             return EXIT_UNKNOWN
         proofs, left_out = list["Proof"](), [entry for entry, _ in asked.others]
-        about = _About(asked.command, "not reached in this mode, and so not run", left_out, left_out, source.called)
-        with _concluding(about, proofs, chosen, out), progress("proofs", len(chosen)) as line, Host(zygote) as host:
+        about = _result(asked.command, left_out, chosen, source.called)
+        with _concluding(about, proofs, out), progress("proofs", len(chosen)) as line, Host(zygote) as host:
             line.look(chosen[0].id)
             if not asked.model:
                 _show_claim(host, chosen, spec)
@@ -130,18 +130,6 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
                 _show(proof, proofs)
                 line.done(following.id if following is not None else "")
     return worst([proof.exit_code for proof in proofs])
-
-
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What a result says beside its proofs. left: entries that were not run, and `left_for` why; listed: those of them in the
-    table"""
-
-    command: str
-    left_for: str
-    left: "Sequence[Known]"
-    listed: "Sequence[Entry]" = ()
-    sglang: str = ""
 
 
 def _show_claim(host: "Host", chosen: "Sequence[Entry]", spec: RunSpec) -> None:
@@ -159,40 +147,33 @@ def _show(proof: "Proof", proofs: "list[Proof]") -> None:
     show(proof_text(proof))
 
 
+def _result(command: str, left: "Sequence[Known]", chosen: Sized, sglang: str = "") -> ProveFacts:
+    """The result before anything was proven. left: entries that are not run"""
+    not_reached = [entry.id for entry in left]
+    return ProveFacts(proofs=[], not_reached=not_reached, asked=len(chosen), seconds=0.0, sglang=sglang, command=command)
+
+
 @contextmanager
-def _concluding(about: _About, proofs: "Sequence[Proof]", chosen: Sized, out: Path) -> Iterator[None]:
+def _concluding(facts: ProveFacts, proofs: "Sequence[Proof]", out: Path) -> Iterator[None]:
     """However proofs end, what was proven until then is printed and kept."""
-    from .report import keep_proofs, proof_facts, proof_table
+    from .report import keep_proofs, proof_facts
 
     begun = time.monotonic()
 
-    def conclude(early: str) -> None:
-        proof_table(proofs, about.listed)
-        seconds = time.monotonic() - begun
-        of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
-        print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
-        left = [entry.id for entry in about.left]
-        if left:
-            print(f"{about.left_for}: {', '.join(left)}")
-        facts = ProveFacts(
-            proofs=[proof_facts(proof) for proof in proofs],
-            not_reached=left,
-            seconds=round(seconds, 3),
-            sglang=about.sglang,
-            command=about.command,
-            interrupted=bool(early),
-        )
+    def conclude(*, early: bool) -> None:
+        facts.proofs, facts.interrupted = [proof_facts(proof) for proof in proofs], early
+        facts.seconds = round(time.monotonic() - begun, 3)
         keep_proofs(facts, out)
 
     try:
         yield
     except KeyboardInterrupt:
-        conclude("INTERRUPTED, ")
+        conclude(early=True)
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     except BaseException:
-        conclude("ENDED EARLY, ")
+        conclude(early=True)
         raise
-    conclude("")
+    conclude(early=False)
 
 
 def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof]":
@@ -231,8 +212,8 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     known = with_probes(entries)
     chosen, live = [entry for entry in known if entry.fixed], [entry for entry in known if not entry.fixed]
     proofs = list["Proof"]()
-    about = _About(spec.command("prove", "--releases", *entries), "not proven on releases, since none has a fix", live)
-    with _concluding(about, proofs, chosen, out), progress("proofs", len(chosen)) as line:
+    about = _result(spec.command("prove", "--releases", *entries), live, chosen)
+    with _concluding(about, proofs, out), progress("proofs", len(chosen)) as line:
         for proof in prove_on_wheels(chosen, out, spec, tell):
             _show(proof, proofs)
             line.done(proof.entry.id)

@@ -1,6 +1,5 @@
-"""Proofs as a person reads them, as --json has them, and as a page."""
+"""Proofs as a person reads them one by one, what `prove` keeps of all (proofs.json), and its document."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,19 +7,19 @@ import msgspec
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.files import new_run_folder
-from eagletwin.harness.core.terminal import width
-from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow, write_page
+from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.page.document import Document, DocumentSection, TableCell, TableRow, row, table
+from eagletwin.harness.page.render import write_page
+from eagletwin.harness.page.text import text_of
 
 from ..as_json import tell_result
-from ..page_facts import page_beside, read_facts, row
+from ..page_facts import page_beside, read_facts
 from ..result import ProofFacts, ProveFacts
-from ..tables import print_table
 from .proof import Proof
 
 PROOFS = "proofs.json"  # in the run folder: what --json prints
 _WORDS = {EXIT_EQUAL: "holds", EXIT_UNKNOWN: "unknown"}
 _STATUSES = {"equal": "right", "diverged": "wrong"}
-_NAMED = 4  # entries in the title
 _KINDS = {"holds": "right", "fails": "wrong", "unknown": "doubt"}
 
 
@@ -44,18 +43,6 @@ def proof_text(proof: Proof) -> str:
     return "\n".join(lines)
 
 
-def proof_table(proofs: Sequence[Proof], others: Sequence[Entry] = ()) -> None:
-    """Proofs, and the entries that the mode does not reach."""
-    rows = list[tuple[str, ...]]()
-    for proof in proofs:
-        entry, (green, red) = proof.entry, (side.said or "not run" for side in (proof.green, proof.red))
-        if proof.wheels:
-            green, red = (f"{said}, in {name}" for said, name in ((green, entry.fixed), (red, entry.last_bad or "none")))
-        rows.append((entry.id, entry.state, green, red, _result(proof)))
-    rows += [(entry.id, entry.state, "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
-    print_table(("entry", "in", "with the fix", "without it", "proof"), rows)
-
-
 def proof_facts(proof: Proof) -> ProofFacts:
     """A proof as --json has it; of published wheels, `green` is the release with the fix, and `red` the one before."""
     entry, places = proof.entry, [str(side.folder or "") for side in (proof.green, proof.red)]
@@ -67,25 +54,21 @@ def proof_facts(proof: Proof) -> ProofFacts:
         exit_code=proof.exit_code,
         green=proof.green.said,
         red=proof.red.said,
-        why="" if proof.holds else proof.why or _failure(proof),
+        why=_instead(proof) if proof.holds else proof.why or _failure(proof),
         folders=[place for place in places if place],
         green_folder=places[0],
         red_folder=places[1],
     )
 
 
-def _result(proof: Proof) -> str:
-    """Whether the proof holds, and by which rule where a graph hides the entry's own."""
-    if proof.errors:
-        return f"[yellow]unknown[/]: {proof.why if proof.wheels else 'a side was not run'}"
-    if not proof.holds:
-        return f"[red]fails[/]: {_failure(proof)}"
+def _instead(proof: Proof) -> str:
+    """By which rule a proof holds, where a graph hides the entry's own or another model breaks another one first."""
     if proof.red.verdict.rule == proof.entry.rule:
-        return "[green]holds[/]"
+        return ""
     if proof.any_rule:
         assert isinstance(proof.entry, Entry)
-        return f"[green]holds[/] by {proof.red.verdict.rule}, the first to break in {proof.entry.case.model}"
-    return f"[green]holds[/] by {proof.stands_in}, which stands in for {proof.entry.rule}: that is hidden in a graph"
+        return f"by {proof.red.verdict.rule}, the first to break in {proof.entry.case.model}"
+    return f"by {proof.stands_in}, which stands in for {proof.entry.rule}: that is hidden in a graph"
 
 
 def _failure(proof: Proof) -> str:
@@ -104,49 +87,57 @@ def _failure(proof: Proof) -> str:
 
 
 def keep_proofs(facts: ProveFacts, out: Path) -> None:
-    """Tell the result, and keep it with its page in a run folder below `out`, if anything was proven."""
+    """Print the result, and keep it with its page in a run folder below `out`, if anything was proven."""
     if facts.proofs:
         folder = new_run_folder(out, "prove")
         facts.folder = str(folder)
         (folder / PROOFS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-        print(f"folder: {folder}")
-        if write_page(folder, lambda: proofs_page(folder)) is not None:
-            print(f"page:   {folder / NAME}")
+        write_page(folder, lambda: document_of(facts, folder))
+    show(text_of(document_of(facts, Path(facts.folder)), width()))
     tell_result(facts)
 
 
-def proofs_page(folder: Path) -> Page:
-    """The page of a run folder of `prove`. Raises InputError for facts that cannot be read."""
-    facts = read_facts(folder / PROOFS, ProveFacts, "the run folder `prove` of `eagletwin prove`")
+def proofs_page(folder: Path) -> Document:
+    """The document of a run folder of `prove`. Raises InputError for facts that cannot be read."""
+    return document_of(read_facts(folder / PROOFS, ProveFacts, "the run folder `prove` of `eagletwin prove`"), folder)
+
+
+def document_of(facts: ProveFacts, folder: Path) -> Document:
+    """The report of proofs. folder: where their run folder is now."""
     words = [_word(proof) for proof in facts.proofs]
     status = next((word for word in ("fails", "unknown") if word in words), "unknown" if facts.interrupted else "holds")
-    held = words.count("holds")
-    return Page(
-        title=f"Proofs: {', '.join(proof.entry for proof in facts.proofs[:_NAMED])}{' and more' * (len(words) > _NAMED)}",
+    held, of = words.count("holds"), f"{len(words)}{f' of {facts.asked} asked' * facts.interrupted}"
+    proofs = table(
+        "Proofs",
+        ("entry", "in", "with the fix", "without it", "proof", "why", "what"),
+        (_row(folder, facts.folder, proof) for proof in facts.proofs),
+        filters=(("Proof", tuple(_KINDS)),),
+        searched=True,
+        more=1,
+    )
+    left = f"Not run, as this mode does not reach them or no release has their fix: {', '.join(facts.not_reached)}."
+    ran = f"SGLang {facts.sglang}." if facts.sglang else "Published wheels: the last before each fix, and the first with it."
+    return Document(
+        title=f"{'ended early, ' * facts.interrupted}{held} of {of} proven in {facts.seconds:.1f} s",
         status=status,
-        headline=f"{'Ended early: ' * facts.interrupted}{held} of {len(words)} proven in {facts.seconds:.1f} s",
-        facts=(("SGLang", facts.sglang or "published wheels: the last before each fix, and the first with it"),),
-        sections=(_proofs(folder, facts), *_not_reached(facts)),
+        kind=_KINDS[status],
+        headline=ran,
+        lines=(left,) if facts.not_reached else (),
+        sections=(
+            DocumentSection(
+                heading="Proofs",
+                lines=("A proof holds if the case is equal with the fix, and without it diverges by the entry's rule.",),
+                tables=(proofs,),
+            ),
+        ),
         again=(facts.command,) if facts.command else (),
         files=(PROOFS,),
+        folder=facts.folder,
     )
 
 
 def _word(proof: ProofFacts) -> str:
     return "holds" if proof.holds else _WORDS.get(proof.exit_code, "fails")
-
-
-def _proofs(folder: Path, facts: ProveFacts) -> PageSection:
-    table = Table(
-        caption="Proofs",
-        header=("entry", "what", "in", "with the fix", "without it", "proof", "why it does not hold"),
-        rows=tuple(_row(folder, facts.folder, proof) for proof in facts.proofs),
-        filters=(("Proof", tuple(dict.fromkeys(_word(proof) for proof in facts.proofs))),),
-        searched=True,
-        note="Each side links to its own page.",
-    )
-    line = "A proof holds if the case is equal with the fix, and diverges without it by the rule that the entry names."
-    return PageSection(heading="Proofs", lines=(line,), tables=(table,))
 
 
 def _row(folder: Path, kept: str, proof: ProofFacts) -> TableRow:
@@ -155,13 +146,4 @@ def _row(folder: Path, kept: str, proof: ProofFacts) -> TableRow:
         TableCell(said or "not run", _STATUSES.get(said.partition(" ")[0], "doubt"), page_beside(folder, kept, place))
         for said, place in ((proof.green, proof.green_folder), (proof.red, proof.red_folder))
     ]
-    return row(proof.entry, proof.title, proof.state, *sides, TableCell(word, _KINDS[word]), proof.why, tags=(word,))
-
-
-def _not_reached(facts: ProveFacts) -> list[PageSection]:
-    if not facts.not_reached:
-        return []
-    rows = tuple(row(entry) for entry in facts.not_reached)
-    line = "This mode does not reach them, or no release has their fix. `eagletwin prove ENTRY` says why."
-    table = Table(caption="Entries that were not run", header=("entry",), rows=rows, searched=True)
-    return [PageSection(heading="Not run", lines=(line,), tables=(table,))]
+    return row(proof.entry, proof.state, *sides, TableCell(word, _KINDS[word]), proof.why, proof.title, tags=(word,))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.commands.page_facts import never_happened, read_facts, row
+from eagletwin.harness.commands.page_facts import never_happened, read_facts
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count
-from eagletwin.harness.page.render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
+from eagletwin.harness.page.document import Document, DocumentSection, Fields, Table, TableCell, TableRow, row
+from eagletwin.harness.page.render import NAME, write_page
 
 from .batches import PATHS
 from .job import JOB, RESULTS, CampaignFacts, CaseResult, Job, JobResult
@@ -28,14 +29,14 @@ def keep_campaign(result: CampaignFacts, out: Path) -> None:
         print(f"page: {out / NAME}")
 
 
-def campaign_page(folder: Path) -> Page:
+def campaign_page(folder: Path) -> Document:
     """The page of the folder of `gpu run`. Raises InputError for results that cannot be read."""
     jobs = _read(folder / RESULTS)
     whole = read_facts(folder / CAMPAIGN, CampaignFacts, "the folder of `gpu run`") if (folder / CAMPAIGN).is_file() else None
     statuses = sum((statuses_of(job) for job in jobs), Counter[str]())
     cases = sum(len(job.seen) for job in jobs)
     said = ", ".join(f"{number} {name}" for name, number in sorted(statuses.items()))
-    return Page(
+    return Document(
         title=f"Campaign {folder.name}",
         status={EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(exit_code(statuses), "unknown"),
         headline=f"{count(len(jobs), 'job')}, {count(cases, 'case')}: {said or 'nothing'}",
@@ -86,7 +87,7 @@ def _counted(caption: str, what: str, numbers: Counter[str], of: int) -> Table:
     return Table(caption=caption, header=(what, "cases", "of all"), rows=rows, searched=True)
 
 
-def _drawn(folder: Path, jobs: list[JobResult]) -> list[PageSection]:
+def _drawn(folder: Path, jobs: list[JobResult]) -> list[DocumentSection]:
     modes, kinds, configurations = Counter[str](), Counter[str](), Counter[str]()
     for job in jobs:
         modes[job.mode.words or "the CPU engine"] += len(job.seen)
@@ -104,7 +105,7 @@ def _drawn(folder: Path, jobs: list[JobResult]) -> list[PageSection]:
         _counted("Configurations", "configuration", configurations, drawn),
     )
     lines = () if drawn else ("The jobs themselves are not at hand, so their configurations are not known.",)
-    return [PageSection(heading="What was drawn", lines=lines, tables=tuple(table for table in tables if table.rows))]
+    return [DocumentSection(heading="What was drawn", lines=lines, tables=tuple(table for table in tables if table.rows))]
 
 
 def _kind(job: JobResult) -> str:
@@ -116,7 +117,7 @@ def _kind(job: JobResult) -> str:
     return job.name.partition("-")[0]
 
 
-def _exercised(jobs: list[JobResult]) -> list[PageSection]:
+def _exercised(jobs: list[JobResult]) -> list[DocumentSection]:
     seen = [one for job in jobs for one in job.seen]
     features = Counter(name for one in seen for name in one.exercised)
     unseen = sum((Counter(one.unseen) for one in seen), Counter[str]())
@@ -126,7 +127,7 @@ def _exercised(jobs: list[JobResult]) -> list[PageSection]:
         Table(caption="Could not be compared, as in a graph", header=("rule", "comparisons"), rows=rows, searched=True)
     )
     return [
-        PageSection(
+        DocumentSection(
             heading="What the cases exercised",
             tables=tuple(table for table in tables if table.rows),
         )
@@ -141,7 +142,7 @@ def _batches(jobs: list[JobResult]) -> Table:
     return Table(caption="Decode batches, by size and by how they ran", header=("batch", *PATHS), rows=rows)
 
 
-def _rates(jobs: list[JobResult]) -> PageSection:
+def _rates(jobs: list[JobResult]) -> DocumentSection:
     """Seconds by mode. A rate is that of one engine: the campaign runs many side by side."""
     rows = list[TableRow]()
     for mode in sorted({job.mode.words for job in jobs}):
@@ -162,14 +163,14 @@ def _rates(jobs: list[JobResult]) -> PageSection:
         )
     header = ("mode", "jobs", "cases", "cases/s of an engine", "mean start", "engines", "of that traces", "judge")
     table = Table(caption="Rates, by mode", header=header, rows=tuple(rows))
-    return PageSection(heading="Rates", tables=(table,))
+    return DocumentSection(heading="Rates", tables=(table,))
 
 
-def _apart(jobs: list[JobResult]) -> list[PageSection]:
+def _apart(jobs: list[JobResult]) -> list[DocumentSection]:
     found: list[Apart] = [job.apart for job in jobs if job.apart is not None]
     if not found:
         return []
-    return [PageSection(heading="float32 and bfloat16, in cases that are equal in both", text=apart_text(found))]
+    return [DocumentSection(heading="float32 and bfloat16, in cases that are equal in both", text=apart_text(found))]
 
 
 _MOST = 2000  # rows of a table
@@ -177,7 +178,7 @@ _TRACES = "Traces are kept in job-NNN/cases; `eagletwin judge --html` of a folde
 _KINDS = {"equal": "right", "known": "", "found": "right", "hidden": "", "diverged": "wrong", "unknown": "doubt"}
 
 
-def findings(jobs: list[JobResult]) -> list[PageSection]:
+def findings(jobs: list[JobResult]) -> list[DocumentSection]:
     """Cases that are not equal, where equal is what was expected; jobs that did not run; comparisons that came out wrong."""
     plain = [job for job in jobs if job.expected is None]
     rows = [_found(job, one) for job in plain for one in job.seen if one.status != "equal"]
@@ -193,7 +194,7 @@ def findings(jobs: list[JobResult]) -> list[PageSection]:
     known = tuple(row(bug, str(number)) for bug, number in bugs.most_common())
     tables = (table, Table(caption="Known bugs that explain a case", header=("bug", "cases"), rows=known), _others(jobs))
     shown = tuple(one for one in tables if one.rows)
-    return [PageSection(heading="What was found", lines=() if shown else ("Nothing was found.",), tables=shown)]
+    return [DocumentSection(heading="What was found", lines=() if shown else ("Nothing was found.",), tables=shown)]
 
 
 def _found(job: JobResult, one: CaseResult) -> TableRow:
@@ -223,7 +224,7 @@ def _left(rows: list[TableRow]) -> str:
     return f"{len(rows) - _MOST} more are not listed." if len(rows) > _MOST else ""
 
 
-def proven(jobs: list[JobResult]) -> list[PageSection]:
+def proven(jobs: list[JobResult]) -> list[DocumentSection]:
     """Entries of the ledger and planted faults: whether what must be found was found."""
     rows = []
     for line in proofs(jobs):
@@ -237,10 +238,10 @@ def proven(jobs: list[JobResult]) -> list[PageSection]:
     table = Table(
         caption="Entries of the ledger, and planted faults", header=("what", "result"), rows=tuple(rows), searched=True
     )
-    return [PageSection(heading="What must be found", tables=(table,))] if rows else []
+    return [DocumentSection(heading="What must be found", tables=(table,))] if rows else []
 
 
-def all_jobs(jobs: list[JobResult]) -> PageSection:
+def all_jobs(jobs: list[JobResult]) -> DocumentSection:
     rows = []
     for job in jobs:
         statuses = statuses_of(job)
@@ -256,4 +257,4 @@ def all_jobs(jobs: list[JobResult]) -> PageSection:
         filters=(("Result", ("equal", "diverged", "unknown")),),
         searched=True,
     )
-    return PageSection(heading="All jobs", tables=(table,))
+    return DocumentSection(heading="All jobs", tables=(table,))

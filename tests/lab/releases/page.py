@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from eagletwin.cases.entry import Known
 from eagletwin.harness.core.terminal import count
-from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow
 
 from .results import Cell, Measured
 
 
-def ledger_page(measured: Sequence[Measured], entries: Sequence[Known]) -> Page:
+def ledger_page(measured: Sequence[Measured], entries: Sequence[Known]) -> Document:
     """The page. A row's tags: live or fixed, its rule, and on which releases it is red, by its own rule or another."""
     rows, releases = [], [one.release for one in measured]
     for entry in entries:
@@ -40,11 +40,11 @@ def ledger_page(measured: Sequence[Measured], entries: Sequence[Known]) -> Page:
     reasons = _reasons(measured)
     counts = {status: sum(cell.status == status for one in measured for cell in one.cells.values()) for status in _STATUSES}
     said = ", ".join(f"{number} {status}" for status, number in counts.items())
-    return Page(
+    return Document(
         title="The ledger on every release",
         status="ledger",
         headline=f"{count(len(entries), 'known bug')} on {count(len(measured), 'release')}: {said}",
-        sections=(PageSection(heading="Entries by release", tables=(table,)), *reasons),
+        sections=(DocumentSection(heading="Entries by release", tables=(table,)), *reasons),
         again=("python -m tests.lab releases",),
     )
 
@@ -67,7 +67,7 @@ def _shown(entry: Known, release: str, cell: Cell | None) -> TableCell:
     return TableCell("", "doubt")
 
 
-def _reasons(measured: Sequence[Measured]) -> list[PageSection]:
+def _reasons(measured: Sequence[Measured]) -> list[DocumentSection]:
     """Why a cell cannot tell."""
     found: dict[str, list[str]] = {}
     for one in measured:
@@ -78,7 +78,7 @@ def _reasons(measured: Sequence[Measured]) -> list[PageSection]:
     if not rows:
         return []
     return [
-        PageSection(
+        DocumentSection(
             heading="What cannot be told",
             tables=(Table(caption="Reasons", header=("why", "where"), rows=rows, searched=True),),
         )
