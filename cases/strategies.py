@@ -25,11 +25,11 @@ from eagletwin.harness.core.case import (
     WeightPath,
 )
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.adaptive import STEPS, WHOLE, adapted
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.reference.sizes import count_candidates, reserved
 
-from .adaptive import STEPS, WHOLE, adapted
 from .request_options import Kind, asking, sampled
-from .scenarios import tokens
 
 UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME, PageSection, Table, TableCell, TableRow
 
 Facts = TypeVar("Facts")

@@ -6,7 +6,7 @@ Called by requests.py. It looks at when records were made, never at their number
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.families.valid import round_slots
+from eagletwin.harness.families.dimensions.dimension import round_slots
 
 from .compare import Compare, Place
 from .model import Model

@@ -11,10 +11,10 @@ from eagletwin.harness.commands.bisect.report import REPORT
 from eagletwin.harness.commands.fuzz.page import SUMMARY
 from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader
 from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import SCHEMA, write_trace
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME
 
 from .planted import DIVERGED, ENGINE, HOSTILE, recorded, wrong

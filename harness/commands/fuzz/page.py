@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import count, others_in_plain_decode
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME, Page, PageSection, Table, TableCell, TableRow
 
 from ..page_facts import left_out, never_happened, read_facts

@@ -13,8 +13,8 @@ from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import write_page
 
 from .journal import JOURNAL, PastFinding
@@ -121,7 +121,7 @@ def _counts(search: Fuzz) -> str:
 def _reached(tally: Tally, columns: int) -> list[str]:
     """What the cases had, and what happened in them."""
     lines = [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
-    drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
+    drawn = ", ".join(f"{topic.words} {tally.topics[topic.words]}" for topic in TOPICS if tally.topics[topic.words])
     lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
     lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
