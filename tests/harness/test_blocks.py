@@ -29,7 +29,7 @@ def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(se
     blocks_of_it = [block_of(seed, number, Asked()) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
-    apart = {"grammars by llguidance"}  # a third of the blocks with grammars has it: the test below
+    apart = {"grammar backend"}  # a third of the blocks with grammars has it: the test below
     assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {
         topic.words for topic in TOPICS
     } - of_overlap - apart

@@ -31,7 +31,7 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 TREE = Dimension(
     name="topk",
-    words="tree",
+    words="trees",
     key="trees",
     has=lambda case: case.topk > 1,
     size=lambda case: case.topk,
