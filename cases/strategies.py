@@ -394,7 +394,7 @@ def cases(
     events    whether aborts, retractions, … may happen
     sampling  None: greedy. Else at least one request of each case samples: `target`, of the target alone; `rejection`, of the
               draft too; `any`, of either
-    asks      what their requests may ask for beside: keys of asked.ASKS
+    asks      what their requests may ask for beside: keys of request_options.ASKS
 
     Raises ValueError for rejection sampling of a focus that cannot have it: it needs a chain, and one vocabulary.
     """

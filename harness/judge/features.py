@@ -1,4 +1,4 @@
-"""What a trace shows to have happened: of each word in core/features.py, whether the case reached it."""
+"""What a trace shows to have happened: of each of FEATURES, whether the case reached it."""
 
 import itertools
 from collections.abc import Callable, Sequence
