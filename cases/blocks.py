@@ -15,27 +15,17 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import (
-    Adapter,
-    Ask,
-    Bias,
-    Case,
-    EngineSettings,
-    Event,
-    Grammar,
-    Logprobs,
-    Penalties,
-    Processor,
-    Request,
-    Sampling,
-)
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.adapters import takes_adapters
-from eagletwin.harness.families.valid import admits, keeps_on_host, keeps_sessions
+from eagletwin.harness.families.dimensions.cache import keeps_on_host
+from eagletwin.harness.families.dimensions.dimension import Dimension
+from eagletwin.harness.families.dimensions.session import keeps_sessions
+from eagletwin.harness.families.valid import admits
 from eagletwin.harness.families.windows import ENDING
 
-from .request_options import ADAPTER, ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, Kind, asking
+from .request_options import ASKS, Kind, asking
 from .sample_cases import few
 from .scenarios import filling, returning, together
 from .strategies import (
@@ -74,14 +64,14 @@ AS_RELEASED = 8  # one block in so many runs SGLang as it is; in the others know
 # things, and bugs that need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
 _EXTRAS = (3, 5, 3, 5, 1, 5, 3, 5)
 _REJECTION = "rejection"
-_OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-_TURNS = (SESSION, SEVERAL, ADAPTER)  # asks which are drawn of a whole case
+IN_STEP, SESSION, SEVERAL, ADAPTER = "abort_in_step", "session", "n", "adapter"
+_OF_PLAIN = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 # fields of Focus that come with something else
 _OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
 # what no case has unless it is asked for, with its values
 _THINGS: dict[str, tuple[Any, ...]] = {
     **{name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS and VALUES[name][count:]},
-    **dict.fromkeys((_REJECTION, *ASKS, *_TURNS), (True,)),
+    **dict.fromkeys((_REJECTION, *(name for name in ASKS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
@@ -116,33 +106,21 @@ class Block:
     @property
     def probe(self) -> Case:
         """The smallest case of the block's configuration, which has all that its requests may ask for."""
-        request = Request(
-            id="a",
-            prompt=(0,),
-            max_new_tokens=1,
-            stream="stream" in self.asks,
-            logit_bias=(Bias(token=0, value=BIASES[0]),) if "logit_bias" in self.asks else (),
-            processor=Processor() if "processor" in self.asks else None,
-            logprobs=Logprobs(start=0) if "logprobs" in self.asks else None,
-            penalties=Penalties() if "penalties" in self.asks else None,
-            min_new_tokens=int("min_new_tokens" in self.asks),
-            hidden_states="all" if "hidden_states" in self.asks else "",
-            grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
-            session="s" if SESSION in self.asks else "",
-            adapter=Adapter() if ADAPTER in self.asks else None,
-        )
-        requests: tuple[Request, ...] = (request,)
-        aborted = "a"
+        asks = [ASKS[name] for name in self.asks if ASKS[name].example is not None]
+        request, aborted = Request(id="a", prompt=(0,), max_new_tokens=1), "a"
+        requests: tuple[Request, ...] = (_example(request, asks),)
         if SEVERAL in self.asks:  # no turn of a session has several samples
-            several = changed(request, id="b", session="", n=2)
-            requests, aborted = ((request, several) if SESSION in self.asks else (several,)), "b.1"
+            several = changed(requests[0], id="b", session="")
+            requests = (changed(requests[0], n=1), several) if SESSION in self.asks else (several,)
+            aborted = "b.1"
         events = (Event(at=0, kind="abort", request=aborted, step=1),) if IN_STEP in self.asks else ()
         case = self.focus.case("probe", requests, events=events)
         if self.sampling is None:
             return case
-        own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
+        own = Sampling(seed=0 if self.focus.deterministic else None)
         settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
-        sampled = tuple(changed(one, sampling=own) for one in requests)
+        of_sampling = [ask for ask in asks if hasattr(own, ask.name)]
+        sampled = tuple(_example(changed(one, sampling=own), of_sampling) for one in requests)
         return changed(case, requests=sampled, engine=EngineSettings(sglang=settings))
 
     @property
@@ -227,6 +205,12 @@ class Asked:
     retract: bool = True
     overlap: bool = False
     stages: int = 1
+
+
+def _example(request: Request, asks: Collection[Dimension]) -> Request:
+    for ask in asks:
+        request = ask.put(request, ask.example)
+    return request
 
 
 def never_paused(case: Case) -> Case:
@@ -340,7 +324,7 @@ def _drawn(
     """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in extras if name in (*ASKS, *_TURNS))
+    asks = asked.asks or tuple(name for name in extras if name in ASKS)
     held, asks = _with_what_they_need(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree

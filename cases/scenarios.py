@@ -1,23 +1,13 @@
 """Requests that meet: prefilled together, filling the pool, or coming back (strategies.py draws the case)."""
 
-from random import Random
-
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.families.valid import admits
 from eagletwin.reference.sizes import reserved
-
-# Tokens of drawn prompts, by a seed.
-
-
-def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
-    """The first `count` tokens of a stream that only the seed decides: two of one seed are one a prefix of the other."""
-    random = Random(seed)
-    return tuple(random.randrange(vocabulary) for _ in range(count))
-
 
 # Requests whose prompts are prefilled together, where chunks would mostly keep them apart (strategies.py draws the case).
 #

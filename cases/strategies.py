@@ -25,11 +25,11 @@ from eagletwin.harness.core.case import (
     WeightPath,
 )
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.adaptive import STEPS, WHOLE, adapted
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.reference.sizes import count_candidates, reserved
 
-from .adaptive import STEPS, WHOLE, adapted
 from .request_options import Kind, asking, sampled
-from .scenarios import tokens
 
 UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
@@ -394,7 +394,7 @@ def cases(
     events    whether aborts, retractions, … may happen
     sampling  None: greedy. Else at least one request of each case samples: `target`, of the target alone; `rejection`, of the
               draft too; `any`, of either
-    asks      what their requests may ask for beside: keys of asked.ASKS
+    asks      what their requests may ask for beside: keys of request_options.ASKS
 
     Raises ValueError for rejection sampling of a focus that cannot have it: it needs a chain, and one vocabulary.
     """

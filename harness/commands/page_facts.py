@@ -10,7 +10,7 @@ import msgspec
 
 from eagletwin.harness.core.differs import shortened
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.document import DocumentSection, Table, table
 from eagletwin.harness.page.render import NAME
 

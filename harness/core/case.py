@@ -20,22 +20,6 @@ MOST_LETTERS, MOST_REQUESTS = 64, 64  # of a name, and of a case
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 NoName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")]  # a name, or none
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
-# Fields of a request, and what befalls one, that a search draws only where it is asked for
-Ask = Literal[
-    "stream",
-    "min_p",
-    "logit_bias",
-    "processor",
-    "logprobs",
-    "penalties",
-    "hidden_states",
-    "min_new_tokens",
-    "grammar",
-    "abort_in_step",
-    "session",
-    "n",
-    "adapter",
-]
 
 
 # By which path a worker is given other weights: from a folder; tensors in a message, each or all of them as one; tensors that

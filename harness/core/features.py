@@ -1,9 +1,10 @@
-"""What a case can exercise: the names that `Case.exercises` may use and the judge reports.
+"""What any case can exercise: names that `Case.exercises` may use and the judge reports. A dimension (families/dimensions/) has
+those that cases without it cannot.
 
 Kept apart from the judge so that a case can be validated without it.
 """
 
-FEATURES: dict[str, str] = {
+GENERAL: dict[str, str] = {
     "chunked_prefill": "a prompt was split into two chunks or more",
     "chunk_tail_differs": "at the end of a non-final chunk, the target's argmax is not the next prompt token",
     "draft_decode": "the draft ran at least one decode step (num_steps >= 2)",
@@ -27,55 +28,14 @@ FEATURES: dict[str, str] = {
     "radix_hit": "a request reused rows that another had left in the radix cache",
     "radix_hit_in_page": "a reused prefix went on, the same, inside the page after it (page_size > 1)",
     "radix_hit_across_pages": "a reused prefix was longer than a page (page_size > 1)",
-    "host_written": "rows of the prefix cache were written to the host",
-    "host_evicted": "rows on the host made room for others, in a case without a flush",
-    "host_restored": "a request went on from rows that came back from the host",
-    "session_goes_on": "a request went on behind the rows that its session had kept",
-    "session_in_page": "a request went on behind rows that its session had kept, and these ended inside a page (page_size > 1)",
-    "session_cut": "a request went on behind rows that its session had kept, and verify had committed more than the "
-    "request before was sent",
-    "session_retracted": "a request of a session lost its place in the batch, and came back",
-    "session_after_abort": "a request of a session came after one that was aborted",
-    "session_waits_to_close": "a session was closed while a request of it ran",
-    "session_again": "a session was opened again after it was closed",
-    "several_samples": "samples of one prompt (n) were in one decode batch",
-    "samples_share_prompt": "a sample of a prompt reused rows that the request before all samples had left of it",
-    "several_adapters": "requests with different adapters, or with one and without, were in one decode batch",
-    "prompt_of_another_adapter": "with a prefix cache, a prompt began, for a page and more, like one of another adapter that "
-    "was read before it",
-    "adapters_take_turns": "requests had more adapters than may be in one batch (max_loras_per_batch), where none is one more",
     "shared_chunk": "a prefill batch finished one prompt and began another",
     "one_token_tail": "the last of several chunks held one token",
     "early_stop": "a stop token, or the end of its grammar's text, ended a request before max_new_tokens",
     "sampled_verify": "a verify decided by coins",
     "coin_refuses": "of a draft token that the target would have drawn at times, a coin decided against it",
-    "min_p_cuts": "min_p took tokens away, at a verified node, that top_k and top_p had left",
     "logits_changed": "a bias, a processor, a penalty or a grammar made another token the best, where verify committed one",
-    "penalized": "a penalty made another token the target's best, where verify committed one",
-    "held_back": "a token that ends the request was the target's best, and min_new_tokens made it impossible, where verify "
-    "committed one",
-    "plain_decode_differs": "a token was not the one that plain decode sends, as penalties in verify do not count the tokens "
-    "of the same round",
-    "mixed_step": "a request that ran was given one token next to the prefill of another",
-    "constrained": "a grammar made another token the target's best, where verify committed one",
-    "grammar_refuses": "a draft token did not go on with the text of a request with a grammar, and its parent did",
-    "grammar_ends_in_tree": "a draft token ended the text of a request with a grammar",
-    "grammar_ends_in_path": "an accepted draft token ended the text of a request with a grammar, and verify committed more",
     "impossible": "a request asked for what cannot be: from some output token on no token is allowed, and nothing of it judged",
-    "streamed": "a request was sent several tokens as they came",
-    "logprobs_of_path": "a request was told the probabilities of several tokens that one round gave it",
-    "logprobs_of_chunks": "a request was told the probabilities of its prompt's tokens, which came in several chunks",
-    "logprobs_behind_hit": "a request reused a prefix, and was told the probabilities of its prompt's tokens behind it",
-    "states_of_path": "a request was given the hidden states of several tokens that one round gave it",
-    "states_of_chunks": "a request was given the hidden states of a prompt that came in several chunks",
     "mixed_sampling": "requests that sample and greedy ones were in one decode batch",
-    "more_steps": "the adaptive number of draft steps rose from one round to the next",
-    "fewer_steps": "the adaptive number of draft steps fell from one round to the next",
-    "no_steps": "a round had no draft steps, as the adaptive choice was 0",
-    "steps_again": "a round with draft steps came next after one without",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
-    "abort_in_step": "a request was aborted while a batch of it ran: after its launch, and before its result was looked at",
-    "abort_in_chunk": "a request was aborted while a batch ran with a chunk of it that was not the last of its prompt",
-    "result_of_nobody": "of a request that was aborted inside a step, one batch more ran, and gave it nothing",
 }

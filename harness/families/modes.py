@@ -1,12 +1,11 @@
 """What of a case a mode runs, whatever the release: on a GPU, in bfloat16, on several ranks, in a pipeline."""
 
-from collections.abc import Mapping
-
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
 from eagletwin.harness.core.terminal import count
 
 from . import RECIPES
+from .dimensions import DIMENSIONS
 
 # What of a case several ranks run that share the work of each layer (`--tp`).
 
@@ -16,8 +15,8 @@ def not_on_ranks(case: Case, ranks: int) -> str:
     recipe, settings = RECIPES[case.model], case.engine.sglang
     if recipe.kv_heads % ranks:
         return f"{case.model} has {count(recipe.kv_heads, 'KV head')}, which cannot be divided among {ranks} ranks"
-    if ranks > 1 and settings.plain_decode:
-        return "plain decode on several ranks: not tried, its answers are those of one process"
+    if ranks > 1 and (why := _not_with(case, "tp")):
+        return why
     if ranks > 1 and settings.update_weights.startswith("distributed"):
         return "weights that another process broadcasts, to several ranks: not tried"
     return ""
@@ -28,25 +27,23 @@ def not_on_ranks(case: Case, ranks: int) -> str:
 
 def not_in_stages(case: Case, stages: int) -> str:
     """Why a pipeline of so many stages does not run this case; empty if it does."""
-    recipe, settings = RECIPES[case.model], case.engine.sglang
+    recipe = RECIPES[case.model]
     if recipe.algorithm != "EAGLE" or recipe.mtp_layers or recipe.frozen:
         return "SGLang's stages run EAGLE with a head of one layer alone"
     if recipe.target.num_layers < stages:
         return f"its target has {count(recipe.target.num_layers, 'layer')}, and there are {stages} stages"
     if recipe.target.states or recipe.target.routed or recipe.window:
         return "of states, experts and windows a stage's own part is not judged"
-    asked: Mapping[str, object] = {
-        "adaptive steps": settings.adaptive is not None,
-        "drafts that are drawn (rejection sampling)": settings.rejection_sampling,
-        "hierarchical caches": settings.host_pages,
-        "updated weights": settings.update_weights,
-        "second engines (plain decode)": settings.plain_decode,
-        "grammars": case.constrains,
-        "sessions": case.sessions,
-        "adapters": case.adapters,
-        "aborts inside a step": any(event.step for event in case.events),
-    }
-    return next((f"{name} are not driven there" for name, wanted in asked.items() if wanted), "")
+    return _not_with(case, "pp")
+
+
+_WHERE = {"pp": "in a pipeline", "tp": "on several ranks", "device": "on a GPU", "dtype": "in bfloat16"}
+
+
+def _not_with(case: Case, option: str) -> str:
+    """Why what the case has is not run with this option of a mode; empty if it is."""
+    having = (one for one in DIMENSIONS.values() if option in one.modes and one.has(case))
+    return next((f"{one.words} {_WHERE[option]}: {one.modes[option]}" for one in having), "")
 
 
 def not_driven(case: Case, mode: Mode) -> str:
@@ -95,9 +92,7 @@ def _not_on_a_gpu(case: Case, mode: Mode) -> str:
         return f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there"
     if settings.update_weights.startswith("distributed"):
         return "weights that another process broadcasts, on a GPU: not tried"
-    if settings.plain_decode:
-        return "plain decode on a GPU: not tried, its answers are those of one process on a CPU"
-    return ""
+    return _not_with(case, "device")
 
 
 def _not_in_bfloat16(case: Case, mode: Mode) -> str:
@@ -111,8 +106,8 @@ def _not_in_bfloat16(case: Case, mode: Mode) -> str:
         )
     if target.states:
         return f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone"
-    if case.adapters:
-        return f"adapters in {mode.dtype}: how far off their part of an output may be is known in float32 alone"
+    if why := _not_with(case, "dtype"):
+        return why
     if case.engine.sglang.plain_decode and target.routed:
         return "plain decode of experts in bfloat16: within the bound it may send a row to others than verify does"
     return ""

@@ -1,4 +1,4 @@
-"""What a trace shows to have happened: of each word in core/features.py, whether the case reached it."""
+"""What a trace shows to have happened: of each of FEATURES, whether the case reached it."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.case import Request
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families.dimensions import FEATURES, HAPPENED
 from eagletwin.reference.sampling import target_distribution
 
 from .model import model_of
@@ -52,26 +52,10 @@ class Evidence:
         self.sessions = reached(trace, replays)
         self.first, self.restarts = _begun(trace.header.records)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
-        self.prompts = {request.id: request.prompt for request in self.case.requests}
-        self.adapters = {request.id: request.adapter for request in self.case.requests}
+        self.requests = {request.id: request for request in self.case.requests}
         self.samples = _samples(self.case.requests)
-        self.least = {request.id: request.min_new_tokens for request in self.case.requests}
-        self.given = {request.id: request.hidden_states for request in self.case.requests}
-        # of requests that change their logits in no other way
-        self.penalized = {
-            request.id: request.penalties is not None
-            and request.grammar is None
-            and not (_added(request) or request.min_new_tokens)
-            for request in self.case.requests
-        }
-        self.constrained = {
-            request.id: request.grammar is not None and not request.penalized and not _added(request)
-            for request in self.case.requests
-        }
         self.grammars = {request.id: request.grammar for request in self.case.requests if request.grammar is not None}
         self.backend = self.case.engine.sglang.grammar_backend
-        self.wanted = {request.id: request.logprobs for request in self.case.requests}
-        self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for replay in replays.values() for round in replay.rounds]
         self.batches = {record.iteration: record.step for record in self.of("batch")}
         self.aborted = {record.request for record in self.of("finished") if record.numbers["aborted"]}
@@ -101,29 +85,29 @@ class Evidence:
         return known and int(replay.target.logits[end - 1].argmax()) != replay.tokens[end]
 
     def several_adapters(self, batch: set[str]) -> bool:
-        return len({self.adapters[name] for name in batch}) > 1
+        return len({self.requests[name].adapter for name in batch}) > 1
 
     def begins_like_another(self, record: Record) -> bool:
         """Whether the prefix cache could take rows of another adapter for those of a request, whose first chunk this is."""
         first = record.key in self.first
-        page, prompt = self.case.page_size + 1, self.prompts[record.request]  # a key is a pair of tokens
+        page, prompt = self.case.page_size + 1, self.requests[record.request].prompt  # a key is a pair of tokens
         return (
             first
             and self.case.engine.sglang.radix_cache
             and len(prompt) > page
             and any(
                 other.iteration < record.iteration
-                and self.adapters[other.request] != self.adapters[record.request]
-                and self.prompts[other.request][:page] == prompt[:page]
+                and self.requests[other.request].adapter != self.requests[record.request].adapter
+                and self.requests[other.request].prompt[:page] == prompt[:page]
                 for other in self.prefills
             )
         )
 
     def goes_on(self, record: Record) -> bool:
         """Whether another prompt shares more with this one than was reused."""
-        start, prompt = record.numbers["start"], self.prompts[record.request]
+        start, prompt = record.numbers["start"], self.requests[record.request].prompt
         return start + 1 < len(prompt) and any(
-            other[: start + 1] == prompt[: start + 1] for name, other in self.prompts.items() if name != record.request
+            other.prompt[: start + 1] == prompt[: start + 1] for name, other in self.requests.items() if name != record.request
         )
 
     def changes_parent(self, round: Round) -> bool:
@@ -164,7 +148,10 @@ class Evidence:
         return bool(numbers["final"]) and numbers["end"] - numbers["start"] == 1 and self.continues(record)
 
     def stopped_early(self, number: int, record: Record) -> bool:
-        return not record.numbers["aborted"] and len(self.trace.tensor(number, "tokens")) < self.lengths[record.request]
+        return (
+            not record.numbers["aborted"]
+            and len(self.trace.tensor(number, "tokens")) < self.requests[record.request].max_new_tokens
+        )
 
     def has_samples(self, batch: set[str]) -> bool:
         """Whether a batch has two samples of one prompt."""
@@ -214,7 +201,10 @@ class Evidence:
         round = replay.rounds[record.round]
         rows = slice(round.committed, round.end)
         best = replay.target.plain[rows].argmax(-1)
-        return bool(self.least[record.request] and np.isneginf(replay.target.logits[rows][np.arange(len(best)), best]).any())
+        return bool(
+            self.requests[record.request].min_new_tokens
+            and np.isneginf(replay.target.logits[rows][np.arange(len(best)), best]).any()
+        )
 
     def drafted(self, record: Record) -> list[tuple[list[int], int]]:
         """Of the nodes of a round whose parent is in the text of the request's grammar: what comes before, and their token."""
@@ -247,26 +237,8 @@ class Evidence:
         return end is not None and round.committed < len(replay.prompt) + end < round.end
 
     def streamed(self, number: int, record: Record) -> bool:
-        asked = {request.id for request in self.case.requests if request.stream}
         sent = self.trace.array(number, "sent") if "sent" in record.tensors else np.zeros((0, 3))
-        return record.request in asked and len(sent) > 1 and bool((sent[:-1, 0] > 1).any())
-
-    def told_path(self, record: Record) -> bool:
-        """Whether a verify gave several tokens to a request that is told their probabilities."""
-        return self.wanted[record.request] is not None and record.numbers["accept_len"] > 1
-
-    def told_from(self, record: Record) -> int:
-        """From which place on the request of a chunk is told its prompt's probabilities; -1: it is not."""
-        wanted = self.wanted[record.request]
-        return -1 if wanted is None else wanted.start
-
-    def told_of_chunk(self, record: Record) -> bool:
-        """Whether a chunk that is not the last gave some of them."""
-        return 0 <= self.told_from(record) < record.numbers["end"] < len(self.prompts[record.request])
-
-    def told_behind(self, record: Record) -> bool:
-        """Whether a hit ends before some of them."""
-        return record.numbers["start"] <= self.told_from(record) < len(self.prompts[record.request]) - 1
+        return self.requests[record.request].stream and len(sent) > 1 and bool((sent[:-1, 0] > 1).any())
 
     def unfinished_prefills(self) -> set[str]:
         """Requests of which a chunk ran, and never the last one."""
@@ -318,15 +290,6 @@ def _switches(verified: list[Record]) -> list[tuple[int, int]]:
     return [(before, after) for before, after in itertools.pairwise(by_batch) if before != after]
 
 
-def _added(request: Request) -> bool:
-    """Whether a request has something added to its logits."""
-    return bool(request.logit_bias) or request.processor is not None
-
-
-def _of_sessions(name: str) -> Callable[[Evidence], bool]:
-    return lambda run: name in run.sessions
-
-
 PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "chunked_prefill": lambda run: bool(run.chunks),
     "chunk_tail_differs": lambda run: any(map(run.tail_differs, run.chunks)),
@@ -353,22 +316,13 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     # one that comes back where its last chunk ended shows in the answer's count alone
     "retraction": lambda run: bool(run.restarts) or any(one.numbers.get("retractions", 0) > 0 for one in run.of("finished")),
     "retraction_in_decode": lambda run: any(record.round > 0 and run.comes_back(record) for record in run.prefills),
-    "chunk_ends_in_output": lambda run: any(record.numbers["end"] >= len(run.prompts[record.request]) for record in run.chunks),
+    "chunk_ends_in_output": lambda run: any(
+        record.numbers["end"] >= len(run.requests[record.request].prompt) for record in run.chunks
+    ),
     "radix_hit": lambda run: bool(run.hits),
     "radix_hit_in_page": lambda run: run.case.page_size > 1 and any(map(run.goes_on, run.hits)),
     "radix_hit_across_pages": lambda run: (
         run.case.page_size > 1 and any(record.numbers["start"] > run.case.page_size for record in run.hits)
-    ),
-    "host_written": lambda run: any(not record.numbers["restore"] for record in run.of("copy")),
-    "host_evicted": Evidence.host_slot_given_again,
-    "host_restored": lambda run: any(record.numbers["restore"] for record in run.of("copy")),
-    **{name: _of_sessions(name) for name in FEATURES if name.startswith("session_")},
-    "several_samples": lambda run: any(map(run.has_samples, run.decoded)),
-    "samples_share_prompt": lambda run: any(record.request in run.samples for record in run.hits),
-    "several_adapters": lambda run: any(map(run.several_adapters, run.decoded)),
-    "prompt_of_another_adapter": lambda run: any(map(run.begins_like_another, run.prefills)),
-    "adapters_take_turns": lambda run: (
-        bool(run.case.adapters) and len({*run.adapters.values()}) > run.case.engine.sglang.max_loras_per_batch
     ),
     "shared_chunk": Evidence.shared_chunk,
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
@@ -379,39 +333,12 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "coin_refuses": lambda run: any(
         run.coin_refuses(n, record) for n, record in run.records if "target_probabilities" in record.tensors
     ),
-    "min_p_cuts": lambda run: any(map(run.min_p_cuts, run.verified)),
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
-    "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
-    "held_back": lambda run: any(map(run.held_back, run.verified)),
-    "plain_decode_differs": lambda run: any(itertools.starmap(run.another_plainly, run.records)),
-    "mixed_step": lambda run: any("mixed" in record.numbers for record in run.prefills),
-    "constrained": lambda run: any(run.constrained[record.request] and run.logits_changed(record) for record in run.verified),
-    "grammar_refuses": lambda run: any(map(run.refused, run.verified)),
-    "grammar_ends_in_tree": lambda run: any(map(run.ends_in_tree, run.verified)),
-    "grammar_ends_in_path": lambda run: any(map(run.ends_in_path, run.verified)),
     "impossible": lambda run: bool(impossible_requests(run.trace, run.replays)),
-    "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
-    "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
-    "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),
-    "logprobs_behind_hit": lambda run: any(map(run.told_behind, run.hits)),
-    "states_of_path": lambda run: any(
-        run.given[record.request] and record.numbers["accept_len"] > 1 for record in run.verified
-    ),
-    "states_of_chunks": lambda run: any(run.given[record.request] == "all" for record in run.chunks),
     "mixed_sampling": lambda run: any(
         {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),
-    "more_steps": lambda run: any(before < after for before, after in run.switches),
-    "fewer_steps": lambda run: any(before > after for before, after in run.switches),
-    "no_steps": lambda run: any(steps == 0 for _, steps in run.accepted),
-    "steps_again": lambda run: any(before == 0 for before, _ in run.switches),
     "abort_in_prefill": lambda run: bool(run.aborted & run.unfinished_prefills()),
     "abort_in_decode": lambda run: bool(run.aborted & {record.request for record in run.verified}),
-    "abort_in_step": lambda run: any(map(run.under_way, run.of("abort"))),
-    "abort_in_chunk": lambda run: any(
-        record.stage == "prefill" and not record.numbers["final"]
-        for abort in run.of("abort")
-        for record in run.under_way(abort)
-    ),
-    "result_of_nobody": lambda run: any(map(run.given_to_nobody, run.of("abort"))),
+    **{name: shows for name, (_, shows) in HAPPENED.items()},
 }

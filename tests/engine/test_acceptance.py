@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
@@ -20,6 +19,7 @@ from eagletwin.harness.deserved.rounds import Compared, compare, possible_cuts
 from eagletwin.harness.deserved.server import Answer, Sent
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.replay import replay_requests

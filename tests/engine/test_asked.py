@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Bias, Case, Processor, Request, Sampling
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.families.dimensions.dimension import tokens
 
 from .conftest import Runner
 

@@ -42,8 +42,8 @@ def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these
     case, fault = read_case(EXAMPLES / "busy.json"), read_patch(EXAMPLES / "fault.json")
     subject = Subject(case=case, run=RunSpec(patches=(fault,)))
     found = reduce_case(host, subject, "", tmp_path, print)
-    assert [feature.name for feature in found.reduced.needed] == ["several requests", "pages"]
-    assert {feature.name for feature in found.reduced.gone} == {"late arrivals", "several steps", "prefix cache", "chunks"}
+    assert [feature.words for feature in found.reduced.needed] == ["several requests", "pages"]
+    assert {feature.words for feature in found.reduced.gone} == {"late arrivals", "several steps", "prefix cache", "chunks"}
     assert found.reduced.answered
     assert found.reduced.fault is not None
     assert found.reduced.fault.rule == "draft.hidden_in"

@@ -5,13 +5,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import rejudge_with_context
 from eagletwin.harness.judge.replay import replay_requests

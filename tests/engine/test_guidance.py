@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.request_options import grammars
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, SGLangSettings
 from eagletwin.harness.core.grammar import as_ebnf, word
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.sglang.grammars import words_of
+from eagletwin.harness.families.dimensions.grammar import grammars
 from eagletwin.harness.judge.request_logits import allowed
 
 from .conftest import Runner

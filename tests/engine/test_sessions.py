@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.ledger.session import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner

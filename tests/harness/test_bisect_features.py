@@ -140,13 +140,13 @@ GOOD = Sighting(status="equal")
 
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
-    names = {feature.name for rich in EVERYTHING for feature in features_of(rich)}
+    names = {feature.words for rich in EVERYTHING for feature in features_of(rich)}
     models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3", "plain draft model"}
-    assert {feature.name for feature in FEATURES} - names == models
+    assert {feature.words for feature in FEATURES} - names == models
     for rich, feature in ((one, feature) for one in EVERYTHING for feature in features_of(one)):
         found = variants(rich, [feature])
-        assert len(found) == (len(rich.requests) if feature.name == "several requests" else 1), feature.name
-        assert not any(feature.has(case) for case in found), feature.name
+        assert len(found) == (len(rich.requests) if feature.words == "several requests" else 1), feature.words
+        assert not any(feature.has(case) for case in found), feature.words
         assert all(decode_case(encode_case(case), "x") == case for case in found)
         assert feature.says(rich)
         assert feature.plain
@@ -202,10 +202,10 @@ def reduced(shows: Callable[[Case], Sighting], case: Case = RICH, rule: str = ""
 
 def test_exactly_what_a_fault_needs_is_found_and_each_of_it_is_checked() -> None:
     found, asked = reduced(lambda case: BAD if case.page_size > 1 and len(case.requests) > 1 else GOOD)
-    assert [feature.name for feature in found.needed] == ["several requests", "pages"]
+    assert [feature.words for feature in found.needed] == ["several requests", "pages"]
     assert found.doubts == {"several requests": "", "pages": ""}
     assert found.answered
-    assert [feature.name for feature in features_of(found.least)] == ["several requests", "pages"]
+    assert [feature.words for feature in features_of(found.least)] == ["several requests", "pages"]
     assert len(set(map(encode_case, asked))) == len(asked)
     without = [*variants(found.least, [found.needed[0]]), *variants(found.least, [found.needed[1]])]
     assert len(without) == 3
@@ -222,7 +222,7 @@ def test_a_fault_that_needs_one_request_of_several_does_not_need_several() -> No
 def test_another_divergence_and_a_crash_are_reported_and_never_taken_for_equal() -> None:
     other = Sighting(status="diverged", rule="draft.slots", place="elsewhere")
     found, _ = reduced(lambda case: BAD if case.page_size > 1 else other)
-    assert [feature.name for feature in found.needed] == ["pages"]
+    assert [feature.words for feature in found.needed] == ["pages"]
     assert "diverged otherwise, by draft.slots" in found.doubts["pages"]
     assert not found.answered
     found, _ = reduced(lambda case: BAD if case.page_size > 1 else Sighting(status="unknown", rule="engine.crash", why="boo"))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
+from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, IN_STEP, LONG, SMALL, Asked, Block, block_of
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.request_options import IN_STEP
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.check.known import may_show
@@ -30,16 +29,16 @@ def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(se
     blocks_of_it = [block_of(seed, number, Asked()) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
-    apart = {"grammars by llguidance"}  # a third of the blocks with grammars has it: the test below
+    apart = {"grammar backend"}  # a third of the blocks with grammars has it: the test below
     assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {
-        topic.name for topic in TOPICS
+        topic.words for topic in TOPICS
     } - of_overlap - apart
     # a thing that few recipes have may take the turn of another
     assert {block.focus.model for block in blocks_of_it} == set(RECIPES)
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4
     seldom = Counter(name for probe in probes for name in topics_of(probe))
-    assert min(seldom[topic.name] for topic in TOPICS if topic.name not in of_overlap | apart) >= len(probes) / 25
+    assert min(seldom[topic.words] for topic in TOPICS if topic.words not in of_overlap | apart) >= len(probes) / 25
 
 
 def _extras(block: Block) -> set[str]:
@@ -145,9 +144,9 @@ def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> N
     }
     alone = {"layers that keep a state", "plain decode"}
     topics = {name for probe in drawn for name in topics_of(probe)}
-    assert {topic.name for topic in TOPICS} - topics == alone | {"aborts inside a step"}
+    assert {topic.words for topic in TOPICS} - topics == alone | {"aborts inside a step"}
     lines = not_looked_at((), (), Mode(tp=2))
-    assert {topic.name for topic in TOPICS if f"{topic.name} (--only {topic.key} without --tp)" in lines} == alone
+    assert {topic.words for topic in TOPICS if f"{topic.words} (--only {topic.key} without --tp)" in lines} == alone
     ours, elsewhere = (line for line in lines if line.startswith("recipes: "))
     models = {probe.model for probe in drawn}
     assert all(model in ours.partition(" (")[0].removeprefix("recipes: ").split(", ") for model in models)
@@ -172,7 +171,7 @@ def test_a_search_on_a_gpu_or_in_bfloat16_draws_what_runs_there_and_names_the_re
     assert {why for number in range(90) if (why := not_driven(block_of(0, number, Asked()).probe, mode))}
     lines = not_looked_at((), (), mode)
     elsewhere = {
-        topic.name for topic in TOPICS if any(line.startswith(f"{topic.name} (--only {topic.key} w") for line in lines)
+        topic.words for topic in TOPICS if any(line.startswith(f"{topic.words} (--only {topic.key} w") for line in lines)
     }
     assert not elsewhere & {name for probe in drawn for name in topics_of(probe)}
     own = next(line for line in lines if line.startswith("recipes: ") and " with" not in line)
@@ -201,7 +200,7 @@ def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
     assert {"trees (--only trees)", "grammars (--only grammar without --pp)"} <= {*lines}
     assert "recipes: llama-gqa, llama-wide (--only llama-gqa)" in lines
     assert {"tensor parallelism (--tp 2 without --pp)", "the overlap scheduler (--overlap without --pp)"} <= {*lines}
-    alone = {topic.name for topic in TOPICS if f"{topic.name} (--only {topic.key} without --pp)" in lines}
+    alone = {topic.words for topic in TOPICS if f"{topic.words} (--only {topic.key} without --pp)" in lines}
     drawn = [block_of(0, number, Asked(stages=2)) for number in range(300)]
     seen = {name for block in drawn if not not_in_stages(block.probe, 2) for name in topics_of(block.probe)}
     assert not seen & alone

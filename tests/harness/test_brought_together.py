@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from eagletwin.cases.blocks import block_of
-from eagletwin.cases.request_options import grammars
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case, Grammar
 from eagletwin.harness.core.grammar import writes
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.grammar import grammars
 from eagletwin.harness.families.valid import check_case
 from eagletwin.reference.sizes import reserved
 

@@ -8,10 +8,9 @@ import msgspec
 
 from eagletwin.cases.strategies import VALUES, cases
 from eagletwin.harness.check.argument import MOST_LINES, draw
-from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.families.valid import decode_case
 from eagletwin.harness.judge.features import PREDICATES
 from eagletwin.harness.judge.rules import catalogue, rules_json
@@ -19,7 +18,7 @@ from eagletwin.harness.testing import plugin
 from eagletwin.reference import layout, tree
 from eagletwin.reference.sizes import count_candidates, reserved
 
-from . import rules_page
+from . import dimension_pages, rules_page
 from .test_tree_report import EXPANDED, SELECTED, WORKED, found
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -39,8 +38,6 @@ def test_every_field_feature_and_recipe_is_documented() -> None:
             if field.name not in ("requests", "events", "engine"):
                 assert f"`{prefix}{field.encode_name}`" in text, field.name
     assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang"]
-    table = text.partition("| name | what happened |\n|---|---|\n")[2].partition("\n\n")[0]
-    assert table.split("\n") == [f"| `{name}` | {meaning} |" for name, meaning in FEATURES.items()]
     assert all(f"`{name}`" in text for name in RECIPES)
 
 
@@ -84,10 +81,10 @@ def test_every_feature_that_is_documented_has_a_predicate() -> None:
     assert list(PREDICATES) == list(FEATURES)
 
 
-def test_every_feature_that_a_bisection_takes_away_is_documented() -> None:
-    text = (DOCS / "guide/bisect.md").read_text()
-    table = text[text.index("| taken away |") :]
-    assert all(feature.name in table or f"{feature.name}s" in table for feature in TAKEN_AWAY)
+def test_documents_say_what_the_dimensions_say() -> None:
+    for file, page in dimension_pages.PAGES.items():
+        text = file.read_text(encoding="utf-8")
+        assert text == page(text), "run: python -m tests.harness.dimension_pages"
 
 
 def test_the_example_is_a_valid_case() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import known
-from eagletwin.harness.check.kind import DIMENSIONS, kind_of
+from eagletwin.harness.check.kind import KINDS, kind_of
 from eagletwin.harness.check.known import candidates, may_be, may_be_another
 from eagletwin.harness.core.case import (
     Adapter,
@@ -120,7 +120,7 @@ def test_a_field_that_counts_changes_the_kind(name: str) -> None:
 
 def test_each_dimension_is_one_that_a_case_of_the_ledger_has_and_another_lacks() -> None:
     kinds = [kind_of(case) for entry in LEDGER.values() for case in (entry.case, *entry.also)]
-    assert [name for name in DIMENSIONS if len({kind[name] for kind in kinds}) < 2] == []
+    assert [name for name in KINDS if len({kind[name] for kind in kinds}) < 2] == []
 
 
 HOST: Any = SimpleNamespace(source=SimpleNamespace(called="0.5.23"))

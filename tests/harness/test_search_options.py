@@ -76,7 +76,7 @@ def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block(mode: Mode) 
     does not run in some. What the mode runs in no case is what the page says is to be had without it."""
     lines = not_looked_at((), (), mode)
     asked = {topic: SearchOptions(only=(topic.key,), run=RunSpec(mode=mode)) for topic in TOPICS}
-    drawn = [topic for topic in TOPICS if f"{topic.name} (--only {topic.key})" in lines]
+    drawn = [topic for topic in TOPICS if f"{topic.words} (--only {topic.key})" in lines]
     for topic in drawn:
         probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 16)]
         assert all(topic.has(probe) and runs_in(probe, mode) for probe in probes), topic.key

@@ -75,5 +75,5 @@ def test_what_became_smaller_is_named_and_nothing_else() -> None:
     request = Request(id="a", prompt=(1, 2, 3), max_new_tokens=4)
     found = Case(name="x", model="llama-tiny", num_steps=3, page_size=4, chunks=(4,) * 40, requests=(request,))
     now = Case(name="x", model="llama-tiny", num_steps=3, requests=(request,))
-    assert smaller(found, now) == "chunks 40 → 0, page_size 4 → 1"
+    assert smaller(found, now) == "page_size 4 → 1, chunks 40 → 0"
     assert smaller(found, found) == ""

@@ -20,11 +20,11 @@ from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.commands.result import AcceptedFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.statistics import Depth, Interval, Span
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME
 
 from ..browser import Opened, serious

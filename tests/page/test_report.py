@@ -12,13 +12,13 @@ from eagletwin.harness.commands.bisect.report import REPORT
 from eagletwin.harness.commands.fuzz.summary import SUMMARY
 from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader
 from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import SCHEMA, write_trace
 from eagletwin.harness.deserved.rounds import Wrong
 from eagletwin.harness.deserved.server import Started
 from eagletwin.harness.deserved.statistics import Power, Stake
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME
 
 from .planted import DIVERGED, ENGINE, HOSTILE, recorded, wrong

@@ -212,7 +212,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
 
     source = resolve(sglang)
     folder = new_run_folder(out, f"features-{subject.case.name}")
-    had = ", ".join(feature.name for feature in features_of(subject.case)) or "none"
+    had = ", ".join(feature.words for feature in features_of(subject.case)) or "none"
     say(folder, f"folder: {folder}")
     say(folder, f"features of {subject.case.name}: {had}")
     say(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")

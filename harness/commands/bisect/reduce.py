@@ -11,8 +11,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.families.dimensions.dimension import Dimension
 
-from .features import Feature, features_of, variants
+from .features import features_of, variants
 from .marks import Fault, Looked, Mark, Sighting, brief, end_mark, mark
 
 T = TypeVar("T")
@@ -64,8 +65,8 @@ class Reduced:
 
     whole: Looked
     fault: Fault | None
-    needed: tuple[Feature, ...]
-    gone: tuple[Feature, ...]
+    needed: tuple[Dimension, ...]
+    gone: tuple[Dimension, ...]
     least: Case
     doubts: Mapping[str, str]
 
@@ -85,7 +86,7 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
     had = features_of(original)
     seen: dict[Case, Looked] = {}
 
-    def ways(kept: tuple[Feature, ...]) -> list[Case]:
+    def ways(kept: tuple[Dimension, ...]) -> list[Case]:
         return variants(original, [feature for feature in had if feature not in kept])
 
     def marked(case: Case) -> tuple[Mark, str]:
@@ -93,14 +94,14 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
             seen[case] = settle_vacuous(look(case))
         return mark(seen[case], fault)
 
-    def shows(kept: tuple[Feature, ...]) -> bool:
+    def shows(kept: tuple[Dimension, ...]) -> bool:
         found = any(marked(way)[0] == "bad" for way in ways(kept))
         tell(f"{'shows' if found else 'does not show'} with: {', '.join(one.name for one in kept) or 'no feature'}")
         return found
 
     needed = smallest(had, shows)
     least = next((way for way in ways(needed) if marked(way)[0] == "bad"), original)
-    doubts = {feature.name: _doubt([marked(way) for way in variants(least, [feature])]) for feature in needed}
+    doubts = {feature.words: _doubt([marked(way) for way in variants(least, [feature])]) for feature in needed}
     gone = tuple(feature for feature in had if feature not in needed)
     return Reduced(whole, fault, needed, gone, least, doubts)
 

@@ -106,17 +106,17 @@ def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, h
             columns,
         )
         return "\n".join([*lines, *fold(cost, columns), "", f"  folder: {folder}"])
-    names = ", ".join(feature.name for feature in reduced.needed) or "NO FEATURE"
+    names = ", ".join(feature.words for feature in reduced.needed) or "NO FEATURE"
     lines = [f"NEEDS {names}  {case.name}: {reduced.fault.rule}", ""]
     for feature in reduced.needed:
-        doubt = reduced.doubts[feature.name]
+        doubt = reduced.doubts[feature.words]
         lines += fold(
-            f"{feature.name}: {feature.says(reduced.least)}. Without it ({feature.plain}) "
+            f"{feature.words}: {feature.says(reduced.least)}. Without it ({feature.plain}) "
             + (f"the result is unknown: {doubt}." if doubt else "the case is equal."),
             columns,
         )
     if reduced.gone:
-        lines += ["", *fold(f"Does not need: {', '.join(feature.name for feature in reduced.gone)}.", columns)]
+        lines += ["", *fold(f"Does not need: {', '.join(feature.words for feature in reduced.gone)}.", columns)]
     lines += ["", *fold(ABSENT, columns), *_circumstances(reduction, columns), *fold(cost, columns)]
     return "\n".join([*lines, "", f"  smallest: {again}", f"  folder: {folder}"])
 

@@ -12,9 +12,9 @@ from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.document import Document, DocumentSection, Item, Table, table
 from eagletwin.harness.page.render import write_page
 
@@ -24,7 +24,7 @@ from .search import Fuzz
 from .shrinking import Finding
 from .smaller import sizes, smaller
 from .summary import SUMMARY, AsideFacts, KnownFacts, Summary, UnconfirmedFacts, read_summary
-from .tally import MOST_UNDECIDED, KnownBug, Tally
+from .tally import LEAST, MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import TOPICS
 
 # What the exit code of a search means.
@@ -213,6 +213,8 @@ def _headline(search: Fuzz, code: int | None) -> str:
     equal = tally.statuses["equal"]
     word = "NOTHING NEW" if search.looked_enough else "CANNOT TELL"
     of = f"{equal} of {count(tally.cases, 'case')} equal"
+    if tally.changes.differs is not None and (tally.reached < LEAST or not equal):
+        of = f"{tally.reached} of {count(tally.cases, 'case')} ran the change"
     return f"{cut}{word}  {of}, {_of_known(tally)}{count(len(tally.configurations), 'configuration')}, {seed}"
 
 
@@ -349,7 +351,7 @@ def _looked_at(tally: Tally) -> DocumentSection:
     reached = {name: tally.exercised[name] for name in FEATURES if tally.exercised[name]}
     tables = (
         counted("What was drawn: configurations", "configuration", tally.configurations),
-        counted("What was drawn: kinds of cases", "kind", {topic.name: tally.topics[topic.name] for topic in TOPICS}),
+        counted("What was drawn: kinds of cases", "kind", {topic.words: tally.topics[topic.words] for topic in TOPICS}),
         counted("What the cases exercised", "feature", reached),
         never_happened(reached),
         counted("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),

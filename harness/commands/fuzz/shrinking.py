@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.sample_cases import shrink
@@ -20,20 +21,7 @@ from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.check.workarounds import needed_in
-from eagletwin.harness.core.case import (
-    Adapter,
-    Adaptive,
-    Case,
-    EngineSettings,
-    Grammar,
-    Logprobs,
-    Penalties,
-    Request,
-    Sampling,
-    SGLangSettings,
-    encode_case,
-    pretty_case,
-)
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.request_inputs import sent_for
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
@@ -41,6 +29,7 @@ from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.valid import admits
 from eagletwin.harness.page.run import write_run
 
@@ -352,18 +341,16 @@ def _cuts(case: Case) -> Iterator[Case]:
         names = [sent.id for sent in sent_for(request)]
         yield replace(case, requests=others, events=tuple(one for one in case.events if one.request not in names))
     yield replace(case, events=())
-    yield from _without_sessions(case)
     yield replace(case, chunks=())
     for kept in (len(case.chunks) // 2, len(case.chunks) - 1):
         yield replace(case, chunks=case.chunks[: max(kept, 0)])
     yield from _with_budget(case)
     yield from _simpler(case)
+    for dimension in DIMENSIONS.values():
+        yield from dimension.simpler(case)
     for number in range(len(case.events)):
         yield replace(case, events=case.events[:number] + case.events[number + 1 :])
         yield replace(case, events=case.events[:number] + case.events[number + 2 :])  # a pause and its end
-    for number, event in enumerate(case.events):
-        for step in {1, event.step - 1} if event.step > 1 else ():
-            yield replace(case, events=(*case.events[:number], replace(event, step=step), *case.events[number + 1 :]))
     for number, request in enumerate(case.requests):
         for short_request in _shorter(request):
             yield _with_request(case, number, short_request)
@@ -396,45 +383,23 @@ def _with_request(case: Case, number: int, request: Request) -> Case:
     return replace(case, requests=(*case.requests[:number], request, *case.requests[number + 1 :]))
 
 
-def _without_sessions(case: Case) -> Iterator[Case]:
-    """Without all sessions, or without one: their requests stay, each with its own prompt alone."""
-    for names in (case.sessions, *((name,) for name in case.sessions)):
-        requests = tuple(replace(one, session="") if one.session in names else one for one in case.requests)
-        yield replace(case, requests=requests, events=tuple(one for one in case.events if one.session not in names))
-
-
 def _simpler(case: Case) -> Iterator[Case]:
     """With one setting as it usually is, or one size less."""
     usual, settings = SGLangSettings(), case.engine.sglang
     for name in settings.__struct_fields__:
         yield replace(case, engine=EngineSettings(sglang=replace(settings, **{name: getattr(usual, name)})))
-    for adaptive in _simpler_choices(settings.adaptive) if settings.adaptive is not None else ():
-        yield replace(case, engine=EngineSettings(sglang=replace(settings, adaptive=adaptive)))
-    fields: dict[str, tuple[Any, ...]] = {
+    sizes: dict[str, tuple[Any, ...]] = {
         "model": MODELS[: MODELS.index(case.model) if case.model in MODELS else len(MODELS)],
         "num_steps": tuple(range(1, case.num_steps)),
         "topk": tuple(range(1, case.topk)),
         "num_draft_tokens": (0, case.num_steps + 1, case.num_draft_tokens - 1) if case.num_draft_tokens else (),
         "page_size": (1,) if case.page_size > 1 else (),
     }
-    for name, values in fields.items():
+    for name, values in sizes.items():
         for value in values:
             yield replace(case, **{name: value})
             if name in ("num_steps", "topk"):  # a tree of fewer steps or branches has fewer nodes
                 yield replace(case, **{name: value, "num_draft_tokens": 0})
-
-
-def _simpler_choices(adaptive: Adaptive) -> Iterator[Adaptive]:
-    """Without one tier, without one number of steps of a tier, or with one knob as it usually is."""
-    for number, tier in enumerate(adaptive.tiers):
-        if len(adaptive.tiers) > 1:
-            yield replace(adaptive, tiers=(*adaptive.tiers[:number], *adaptive.tiers[number + 1 :]))
-        for steps in tier.steps if len(tier.steps) > 1 else ():
-            less = replace(tier, steps=tuple(one for one in tier.steps if one != steps))
-            yield replace(adaptive, tiers=(*adaptive.tiers[:number], less, *adaptive.tiers[number + 1 :]))
-    usual = Adaptive(tiers=adaptive.tiers)
-    for name in ("alpha", "interval", "warmup", "up", "down", "ceiling"):
-        yield replace(adaptive, **{name: getattr(usual, name)})
 
 
 def _shorter(request: Request) -> Iterator[Request]:
@@ -445,51 +410,12 @@ def _shorter(request: Request) -> Iterator[Request]:
     for new in (1, request.max_new_tokens // 2, request.max_new_tokens - 1):
         if 0 < new < request.max_new_tokens:
             yield replace(request, max_new_tokens=new, min_new_tokens=min(request.min_new_tokens, new))
-    for n in range(2, request.n):
-        yield replace(request, n=n)
     for less in (0, request.arrive - 1):
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
-    usual = Request(id=request.id, prompt=request.prompt, max_new_tokens=request.max_new_tokens)
-    for name in (
-        "stop",
-        "sampling",
-        "stream",
-        "logit_bias",
-        "processor",
-        "logprobs",
-        "penalties",
-        "hidden_states",
-        "min_new_tokens",
-        "grammar",
-        "session",
-        "n",
-        "after",
-        "adapter",
-    ):
-        yield replace(request, **{name: getattr(usual, name)})
-    for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
-        wanted = getattr(request, part)
-        for name in plain.__struct_fields__ if wanted is not None else ():
-            yield replace(request, **{part: replace(wanted, **{name: getattr(plain, name)})})
-    if request.grammar is not None:
-        for grammar in _simpler_grammars(request.grammar):
-            yield replace(request, grammar=grammar)
-    if request.adapter is not None:
-        for part in request.adapter.__struct_fields__:
-            yield replace(request, adapter=replace(request.adapter, **{part: getattr(Adapter(), part)}))
-    if request.sampling is not None:
-        for part in request.sampling.__struct_fields__:
-            yield replace(request, sampling=replace(request.sampling, **{part: getattr(Sampling(), part)}))
-
-
-def _simpler_grammars(grammar: Grammar) -> Iterator[Grammar]:
-    """Without one rule, or without one sign of one: check_case says which of them are grammars still."""
-    for kept in range(1, len(grammar.rules)):
-        yield replace(grammar, rules=grammar.rules[:kept])
-    for number, rule in enumerate(grammar.rules):
-        for first in range(len(rule)):
-            for last in (len(rule), first + 3, first + 2, first + 1):
-                less = rule[:first] + rule[last:]
-                if less:
-                    yield replace(grammar, rules=(*grammar.rules[:number], less, *grammar.rules[number + 1 :]))
+    for field in fields(Request):
+        if field.default is not NODEFAULT:
+            yield replace(request, **{field.name: field.default})
+        if isinstance(value := getattr(request, field.name), Struct):
+            parts = ((part.name, part.default) for part in fields(value) if part.default is not NODEFAULT)
+            yield from (replace(request, **{field.name: replace(value, **{part: plain})}) for part, plain in parts)

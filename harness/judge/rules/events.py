@@ -5,7 +5,7 @@ It looks at when records were made, never at their numbers.
 
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.families.valid import round_slots
+from eagletwin.harness.families.dimensions.dimension import round_slots
 
 from ..compare import Place
 from ..context import Rules

@@ -210,7 +210,7 @@ def _flushes_in_pauses(case: Case) -> set[int]:
 
 
 def reached(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, set[str]]:
-    """Of each feature of sessions (core/features.py) the requests that showed it; of a close, the session."""
+    """Of each feature of sessions (families/dimensions/session.py) the requests that showed it; of a close, the session."""
     found, case = dict[str, set[str]](), trace.header.case
     of = {request.id: request.session for request in case.requests if request.session}
     last, running = dict[str, tuple[str, int, bool]](), set[str]()  # session -> request, tokens said by then, whether aborted

@@ -4,8 +4,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.families.dimensions.dimension import tokens
 
 
 def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, topk: int = 1, max_new_tokens: int = 7) -> Case:

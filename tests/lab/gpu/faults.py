@@ -7,10 +7,10 @@ all of them.
 
 from msgspec.structs import replace
 
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.mode import Attention, Dtype
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.families.dimensions.dimension import tokens
 
 from .job import Job, MustShow
 from .plan import MODES, ONE_GRAPH

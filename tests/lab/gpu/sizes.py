@@ -6,10 +6,10 @@ that a case decodes batches of one, two, … eight; and each engine captures gra
 
 from dataclasses import replace
 
-from eagletwin.cases.scenarios import tokens
 from eagletwin.cases.strategies import Focus
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.families.dimensions.dimension import tokens
 
 from .job import Job
 

@@ -37,6 +37,8 @@ MODULES = (
     "sglang.srt.managers.scheduler_components.batch_result_processor",
 )
 
+_FIELDS = [name for name, ask in ASKS.items() if ask.draw is not None]
+
 
 class Known(Struct, frozen=True):
     """An equal case.
@@ -60,7 +62,7 @@ class Known(Struct, frozen=True):
     def traits(self) -> frozenset[str]:
         """What kind of case it is: a mutant may show in one kind alone."""
         case, settings = self.case, self.case.engine.sglang
-        asked = [name for request in case.requests for name in ASKS if getattr(request, name, None)]
+        asked = [name for request in case.requests for name in _FIELDS if getattr(request, name, None)]
         kinds = [f"{event.kind}" for event in case.events]
         flags = {
             "tree": case.topk > 1,
@@ -87,7 +89,7 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modul
     draw_from_seeds_alone()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
         mends = Mends(host, DEFAULT_RUN)
-        for told in ("", *ASKS):
+        for told in ("", *_FIELDS):
             asked = Asked(asks=(told,)) if told else Asked()
             plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
             looking = Looking(mends, plan)

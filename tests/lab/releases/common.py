@@ -6,8 +6,8 @@ all of these releases have or had change drafts, and verification repairs those.
 
 from random import Random
 
-from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.families.dimensions.dimension import tokens
 
 COUNT = 100
 _OF_A_MODEL = 20

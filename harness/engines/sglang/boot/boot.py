@@ -6,6 +6,7 @@ a GPU: cuda.py.
 """
 
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
@@ -13,9 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagletwin.harness.core.case import Case, SGLangSettings
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import CPU, Dtype, Mode
 from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.modes import not_driven
 from eagletwin.harness.families.recipe import Recipe
@@ -245,14 +247,9 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **family_of(recipe).arguments(recipe),
         **_state_arguments(case),
         **_expert_arguments(recipe, mode),
-        **_sampling_arguments(settings),
-        **_window_arguments(settings),
         **host_cache.arguments(settings, case.page_size, mode.device),
         **adaptive.arguments(settings.adaptive),
-        **sessions.arguments(bool(case.sessions)),
-        **({"enable_custom_logit_processor": True} if case.processes else {}),
-        **_hidden_arguments(case),
-        **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
+        **_of_dimensions(case),
         **case_requests.arguments(case),
         **grammars.arguments(case),
         disable_custom_all_reduce=True,
@@ -261,6 +258,16 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         random_seed=0,
         log_level="error",
     )
+
+
+def _of_dimensions(case: Case) -> dict[str, Any]:
+    """Named only where the case has what needs them: older releases do not know them. Raises NotDriven for one of these."""
+    from sglang.srt.server_args import ServerArgs
+
+    found = {name: value for dimension in DIMENSIONS.values() for name, value in dimension.arguments(case).items()}
+    if missing := [name for name in found if name not in inspect.signature(ServerArgs).parameters]:
+        raise NotDriven(f"ServerArgs of this release has no {', '.join(missing)}")
+    return found
 
 
 def _state_arguments(case: Case) -> dict[str, Any]:
@@ -283,34 +290,6 @@ def _expert_arguments(recipe: Recipe, mode: Mode) -> dict[str, str]:
     if recipe.target.routed and (mode.device == "cuda" or recipe.target.clamped is not None):
         return {"moe_runner_backend": "triton"}
     return {}
-
-
-def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
-    """Named only where they are asked for: releases before 0.5.14 do not know the first."""
-    switches = {
-        "speculative_use_rejection_sampling": settings.rejection_sampling,
-        "enable_deterministic_inference": settings.deterministic,
-    }
-    thresholds = {
-        "speculative_accept_threshold_single": settings.accept_single,
-        "speculative_accept_threshold_acc": settings.accept_acc,
-    }
-    return {name: True for name, wanted in switches.items() if wanted} | {name: at for name, at in thresholds.items() if at < 1}
-
-
-def _hidden_arguments(case: Case) -> dict[str, Any]:
-    """Releases before 0.5.17 give a request all its hidden states or none, and do not know the second."""
-    arguments: dict[str, dict[str, Any]] = {
-        "all": {"enable_return_hidden_states": True},
-        "last": {"return_hidden_states_mode": "last"},
-    }
-    return arguments.get(case.gives_states, {})
-
-
-def _window_arguments(settings: SGLangSettings) -> dict[str, int]:
-    """Named only where they are asked for: older releases do not know them."""
-    fields = {"speculative_draft_window_size": settings.draft_window, "speculative_draft_sink_size": settings.draft_sink}
-    return {name: size for name, size in fields.items() if size}
 
 
 def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:

@@ -6,8 +6,9 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Adapter, Logprobs, Request
+from eagletwin.harness.core.case import Adapter, Request
 from eagletwin.harness.core.request_inputs import biases, processed
+from eagletwin.harness.families.dimensions import DIMENSIONS
 
 from ..blame import NotDriven
 from ..stand_ins.configuration import Ends
@@ -50,19 +51,13 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         ignore_eos=not request.stop,
     )
     sampling.normalize(Ends() if request.min_new_tokens else None)
-    wanted = request.logprobs or Logprobs()
-    values = {
+    values: dict[str, Any] = {
+        **{name: value for dimension in DIMENSIONS.values() for name, value in dimension.message(request).items()},
         "rid": request.id,
         "input_text": "",
         "input_ids": array("q", request.prompt) if _takes_arrays(TokenizedGenerateReqInput) else list(request.prompt),
         "mm_inputs": None,
         "sampling_params": sampling,
-        "return_logprob": request.logprobs is not None,
-        "logprob_start_len": wanted.start,
-        "top_logprobs_num": wanted.top,
-        "token_ids_logprob": list(wanted.tokens) or None,
-        "return_hidden_states": {"": False, "last": "last", "all": True}[request.hidden_states],
-        "stream": request.stream,
         "input_embeds": None,
         "token_type_ids": None,
         "custom_logit_processor": processor,

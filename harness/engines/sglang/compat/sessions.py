@@ -1,15 +1,10 @@
-"""SGLang's streaming sessions: what it is started with, and what they keep of the pool. From 0.5.22 on the prefix cache owns
+"""What SGLang's streaming sessions keep of the pool. From 0.5.22 on the prefix cache owns
 their records; before that a session keeps a copy of its last request's, and is not driven.
 """
 
 from typing import Any
 
 from ..blame import NotDriven
-
-
-def arguments(case_has_some: bool) -> dict[str, bool]:
-    """Named only where they are asked for: older releases do not know them."""
-    return {"enable_streaming_session": True} if case_has_some else {}
 
 
 def prepare(shims: list[str]) -> None:
