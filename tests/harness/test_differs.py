@@ -1,8 +1,9 @@
 """When an equal case says nothing about a change, and which part of a change no case ran."""
 
 import pytest
+from msgspec.structs import replace
 
-from eagletwin.harness.core.differs import Changes, Differs, merged, together, with_executed
+from eagletwin.harness.core.differs import Changes, Differs, merged, needs_cuda, together, unknown_changes, with_executed
 
 TWO = Differs(base="1", functions=("m.f", "m.g"), statements={"m.f": ("m.py:2", "m.py:3"), "m.g": ("m.py:9",)})
 
@@ -55,6 +56,46 @@ def test_a_statement_behind_a_condition_on_the_device_names_the_option_that_meet
     gates = {"m.py:2": "x.is_cuda", "m.py:9": "not (x.is_cuda)"}
     differs = with_executed(Differs(base="1", functions=TWO.functions, statements=TWO.statements, gates=gates), ["m.py:3"])
     assert differs.headline.endswith("m.py:2 (only if x.is_cuda; --device cuda runs it), m.py:9 (only if not (x.is_cuda))")
+
+
+def test_the_headline_names_what_nothing_here_runs_beside_what_ran() -> None:
+    differs = with_executed(replace(TWO, modules=("m", "n"), imported=("m",), files=("hash.cpp",)), TWO.places)
+    assert differs.headline == "nothing here runs hash.cpp, n"
+    assert replace(differs, executed=("m.py:2",), ran=("m.f",)).headline == (
+        "2 of 3 changed statements did not run: m.py:3, m.py:9; nothing here runs hash.cpp, n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gate", "needs"),
+    [
+        ("x.is_cuda", True),
+        ("_is_cuda or _is_hip", True),
+        ("not (not _is_cuda)", True),
+        ("not _is_cuda", False),
+        ("not (x.is_cuda)", False),
+        ("x.is_cuda is False", False),
+        ("disable_cuda_graph", False),
+        ("_is_hip", False),
+    ],
+)
+def test_which_conditions_a_gpu_meets(gate: str, needs: bool) -> None:
+    assert needs_cuda(gate) == needs
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("0.5.23", True),
+        ("0", True),
+        ("1a2b3c4d5e+dirty.12345678", True),
+        ("1a2b3c4d5e", False),
+        ("1234567890", False),
+        ("tree-12", False),
+    ],
+)
+def test_of_a_commit_it_is_not_known_what_it_changes(version: str, known: bool) -> None:
+    assert (unknown_changes(version) == "") == known
 
 
 def test_cases_are_counted_by_statement() -> None:

@@ -333,6 +333,20 @@ def test_a_file_whose_original_is_not_at_hand_is_named_and_each_of_its_functions
     assert "`eagletwin info releases fetch 0.0.1` brings those" in capsys.readouterr().err
 
 
+def test_a_copy_whose_record_was_written_anew_is_compared_with_the_record_of_the_release(copy: Path) -> None:
+    """As a wheel has it that was built of an edited tree and names the release's version."""
+    file, record = copy / "sglang" / "srt" / "engine.py", next(copy.glob("*.dist-info/RECORD"))
+    old = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+    file.write_text("two = 3\n")
+    new = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+    assert old in record.read_text()
+    record.write_text(record.read_text().replace(old, new))
+    found = resolve(str(copy))
+    assert found.version.startswith("0.0.1+dirty.")
+    assert found.difference is not None
+    assert "+two = 3\n" in found.difference.patch
+
+
 def test_a_release_without_a_record_is_called_by_all_of_its_files(copy: Path) -> None:
     next(copy.glob("*.dist-info/RECORD")).unlink()
     first = resolve(str(copy))
