@@ -89,13 +89,14 @@ def bound_columns() -> None:
 
 
 def fold(text: str, columns: int, indent: str = "  ", hanging: str | None = None) -> list[str]:
-    """Lines of at most so many columns, broken only between words or after a hyphen. hanging: the indent of the others."""
+    """Lines of at most so many columns, broken between words: an id or a path stays whole. hanging: the indent of the others."""
     return textwrap.wrap(
         text,
         columns,
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -36,7 +36,7 @@ def test_a_job_says_which_of_the_functions_that_differ_from_its_base_ran(checkou
     assert IDLE_NAME not in text
     assert f"eagletwin compare {checkout.path} --minutes 0 --ledger 26329 --base 'HEAD^'" in text
     summary = (tmp_path / "eagletwin-runs" / "compare" / "summary.md").read_text()
-    assert f"as a change of `{checkout.commits[1][:10]}`" in summary
+    assert f"a change of: {checkout.commits[1][:10]}" in summary
     assert str(checkout.path) not in summary
     without = eagletwin(*words, cwd=tmp_path)
     assert "is not known: its changes are committed" in " ".join(without.stdout.split())

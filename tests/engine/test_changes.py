@@ -53,7 +53,7 @@ def changed_host(both: Path) -> Iterator[Host]:
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 125, done
-    assert done.stdout.startswith("CANNOT TELL  0 of 4 cases equal, ")
+    assert done.stdout.startswith("CANNOT TELL  0 of 4 cases ran the change, ")
     assert f"This tree differs from {installed('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
     assert "No case ran any of that, so this search says nothing about it." in done.stdout
     tally = json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]

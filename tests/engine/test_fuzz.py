@@ -145,14 +145,14 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
         preexec_fn=ctrl_c_works,
     )
     assert process.stderr is not None
-    assert "importing SGLang" in process.stderr.readline()
+    assert any("importing SGLang" in line for line in process.stderr)
     assert any("shrinking" in line for line in process.stderr)  # behind news of the search, where the machine is busy
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate()
     assert process.returncode == 130
     minimal = tmp_path / "eagletwin-runs" / "fuzz-0" / "finding-1" / "minimal"
     assert told.startswith("INTERRUPTED, 1 FOUND")
-    assert f"Stopped while shrinking: the smallest case so far is in {minimal.relative_to(tmp_path)}" in told
+    assert f"Stopped while shrinking: the smallest case so far is in {minimal.relative_to(tmp_path)}" in " ".join(told.split())
     assert read_case(minimal / "case.json").requests
     assert json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]["cases"] > 0
     assert forked.script(minimal / "repro.py", cwd=tmp_path, source=INSTALLED).returncode == 1

@@ -405,7 +405,7 @@ REFUSED = {
     "EAGLE": replace(CHAIN, model="llama-eagle3"),
     "1 layer": replace(CHAIN, model="llama-tiny"),
     "states": replace(CHAIN, model="deepseek-nextn"),
-    "hierarchical caches": in_settings(radix_cache=True, host_pages=16),
+    "hierarchical cache": in_settings(radix_cache=True, host_pages=16),
     "rejection sampling": replace(in_settings(rejection_sampling=True), requests=SAMPLED),
     "adaptive steps": replace(in_settings(adaptive=Adaptive(tiers=(Tier(batch=1, steps=(1, 3)),))), page_size=1),
 }

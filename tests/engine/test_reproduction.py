@@ -65,7 +65,7 @@ def test_what_rides_along_is_dropped_also_where_time_is_up(found: Found) -> None
     finding = found.finding
     assert finding.partial
     assert (finding.status, str(finding.signature)) == ("diverged", FINDING)
-    assert (finding.run.workarounds, finding.facts["changes"]) == ((), [])
+    assert (finding.run.workarounds, finding.facts.changes) == ((), [])
     assert ", with " not in finding.outcome.report.splitlines()[0]
     assert not any(name in found.script.read_text() for name in RIDING)
 
@@ -122,7 +122,7 @@ def test_a_candidate_fix_without_which_a_known_bug_shows_first_stays(host: Host,
     mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
     finding = conclude(mends, case, (RIDING[1], tail.id, RIDING[2]), tmp_path)
     assert finding.signature.rule != tail.rule
-    assert (finding.run.workarounds, finding.facts["changes"]) == ((tail.remedy,), ["--remedy", tail.id])
+    assert (finding.run.workarounds, finding.facts.changes) == ((tail.remedy,), ["--remedy", tail.id])
 
 
 def test_a_test_that_fails_keeps_no_candidate_fix_that_it_does_not_need(host: Host, tmp_path: Path) -> None:

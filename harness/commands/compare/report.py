@@ -355,7 +355,8 @@ def _acceptance(accepted: list[AcceptedFacts]) -> DocumentSection:
         said = ("no round" if mean is None else f"{mean:.3f}" for mean in (base, head))
         rows.append(row(one.model, one.shape, str(one.cases), *said, change))
     caption = "Tokens a round commits, by configuration"
-    line = "Over the generated cases that ran on both sides; the bonus token counts." if rows else "No such case was run."
+    line = "Tokens a round commits, over generated cases that ran on both sides; the bonus token counts."
+    line = line if rows else "Tokens a round commits: no generated case ran on both sides."
     tables = (table(caption, ("model", "shape", "cases", *SIDES, "change"), rows),)
     return DocumentSection(heading="Tokens a round commits", lines=(line,), tables=tables)
 

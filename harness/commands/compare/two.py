@@ -386,7 +386,8 @@ class Asking:
         mutual, ended = watched is not None and watched[0] is not None, None
         try:
             if watched is None or sources[0].called == sources[1].called:
-                same = "have one name and differ: one has another RECORD" if watched else "are the same SGLang, file by file"
+                trees = watched is not None and any(source.tree for source in sources)
+                same = "have one name and differ: one has another RECORD" if trees else "are the same SGLang, file by file"
                 self._failed = f"BASE and HEAD {same}"
             else:
                 with hosts_of(sources, self.run.mode, watched) as hosts:

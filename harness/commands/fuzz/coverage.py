@@ -154,7 +154,7 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
 def change_in(source: Source, patches: Iterable[Patch] = ()) -> Measured:
     """What a source and patches of it change, and which measured cases run that."""
     watch = source.difference.watch if source.difference is not None else None
-    edited = {patch.name: sorted(patch.targets) for patch in patches}
+    edited = {patch.name: sorted(patch.targets) for patch in patches if patch.targets}
     measured = measured_of(source.root, watch, chain.from_iterable(edited.values()))
     changes = [] if watch is None else [watch.differs]
     changes += [Differs(base=source.called, patch=name, functions=tuple(names)) for name, names in edited.items()]

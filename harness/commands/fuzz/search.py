@@ -181,7 +181,8 @@ class Fuzz:
             for seen in block:
                 yield seen
                 if self._enough(pool):
-                    yield from islice(pool.early(), max(0, self.plan.max_cases - self.tally.cases))
+                    if self.seconds >= self.plan.seconds:
+                        yield from islice(pool.early(), max(0, self.plan.max_cases - self.tally.cases))
                     return
             self.tell()
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, changes_of, with_executed
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.engines.changed_code import add_calls, changed_points
+from eagletwin.harness.engines.changed_code import add_calls, changed_points, entry
 
 from . import blame
 from . import changes as tree_changes
@@ -227,7 +227,8 @@ def _changed_function(old: _Source, text: str, target: str) -> ChangedFunction:
     before, now = _definition(old.text, target), _definition(text, target)
     package = old.file.rfind("/sglang/")
     file = old.file[package + 1 :] if package >= 0 else old.file
-    points = changed_points(before, now)
+    same = ast.dump(before) == ast.dump(now)  # an edit that changes nothing
+    points = entry(now) if same else changed_points(before, now)
     lines = tuple(replace(point, line=point.line + old.first - 1) for point in points)
     places = ChangedFunction(target, 0, points=lines).of_file(file).places
     return ChangedFunction(target, now.lineno, False, points, tuple(f"{place} ({applied[-1].name})" for place in places))
