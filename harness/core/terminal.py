@@ -89,7 +89,7 @@ def bound_columns() -> None:
 
 
 def fold(text: str, columns: int, indent: str = "  ", hanging: str | None = None) -> list[str]:
-    """Lines of at most so many columns, broken between words: an id or a path stays whole. hanging: the indent of the others."""
+    """Lines of at most so many columns, broken between words: an id or path stays whole. hanging: the indent of the others."""
     return textwrap.wrap(
         text,
         columns,
