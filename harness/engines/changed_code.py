@@ -353,7 +353,7 @@ def add_calls(tree: ast.AST, points: Iterable[tuple[Point, str]], name: str) -> 
             continue
         block, statement = found
         if point.where == "expression":
-            _Wrap(point.test, note).visit(statement)
+            _Wrap(point.test, note).wrap(statement)
             continue
         call = _under(point.test, note) if point.test else note
         ast.fix_missing_locations(ast.copy_location(call, statement))
@@ -380,9 +380,25 @@ class _Wrap(ast.NodeTransformer):
     def __init__(self, text: str, call: ast.Expr) -> None:
         self._text, self._call = text, call.value
 
+    def wrap(self, statement: ast.stmt) -> None:
+        """Wherever the statement itself reads it, and not in blocks that it holds."""
+        held = {name: getattr(statement, name) for name in _HELD if hasattr(statement, name)}
+        for name in held:
+            setattr(statement, name, [])
+        self.generic_visit(statement)
+        for name, block in held.items():
+            setattr(statement, name, block)
+
+    def _in_text(self, node: ast.JoinedStr) -> ast.AST:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                part.value = self.visit(part.value)  # type: ignore[assignment]
+        return node
+
     def visit(self, node: ast.AST) -> ast.AST:
-        if not isinstance(node, ast.expr) or ast.unparse(node) != self._text:
-            return self.generic_visit(node)
+        stored = not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        if not isinstance(node, ast.expr) or stored or ast.unparse(node) != self._text:
+            return self._in_text(node) if isinstance(node, ast.JoinedStr) else self.generic_visit(node)
         both = ast.Subscript(ast.Tuple([self._call, node], ast.Load()), ast.Constant(1), ast.Load())
         return ast.fix_missing_locations(ast.copy_location(both, node))
 
