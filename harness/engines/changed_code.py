@@ -42,6 +42,14 @@ _PLAIN = (
     *(ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Tuple),
     *(ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
 )
+# Fields that hold an expression that may be passed over.
+_OPTIONAL: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.IfExp: ("body", "orelse"),
+    ast.Lambda: ("body",),
+    ast.Assert: ("msg",),
+    ast.DictComp: ("key", "value"),
+    **dict.fromkeys((ast.ListComp, ast.SetComp, ast.GeneratorExp), ("elt",)),
+}
 # Calls that change nothing.
 _HARMLESS = (
     "isinstance",
@@ -230,6 +238,7 @@ def _passed_over(old: ast.stmt, new: ast.stmt) -> list[str]:
     """The expressions of a statement that may be passed over and in which alone it differs: operands after the first of `and`
     and `or`, arms of a conditional expression, what a comprehension or a lambda computes, the message of an assertion."""
     found = list[ast.AST]()
+    operands = {id(value) for node in ast.walk(new) if isinstance(node, ast.BoolOp) for value in node.values[1:]}
 
     def differ(was: object, now: object, part: ast.AST | None) -> bool:
         """Whether all that differs is in such an expression. part: the one around."""
@@ -240,7 +249,7 @@ def _passed_over(old: ast.stmt, new: ast.stmt) -> list[str]:
             return all(differ(one, other, _optional(now, name, other) or part) for name, one, other in fields)
         if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
             return all(
-                differ(one, other, other if _is_operand(other, now) else part) for one, other in zip(was, now, strict=True)
+                differ(one, other, other if id(other) in operands else part) for one, other in zip(was, now, strict=True)
             )
         if was == now or (isinstance(was, ast.AST) and isinstance(now, ast.AST) and ast.dump(was) == ast.dump(now)):
             return True
@@ -248,19 +257,12 @@ def _passed_over(old: ast.stmt, new: ast.stmt) -> list[str]:
             found.append(part)
         return part is not None
 
-    operands = {id(value) for node in ast.walk(new) if isinstance(node, ast.BoolOp) for value in node.values[1:]}
-
-    def _is_operand(node: object, _: list[object]) -> bool:
-        return id(node) in operands
-
     return list(dict.fromkeys(ast.unparse(part) for part in found)) if differ(old, new, None) else []
 
 
 def _optional(node: ast.AST, name: str, value: object) -> ast.AST | None:
     """The value of a field, if it is an expression that may be passed over."""
-    kinds = {ast.IfExp: ("body", "orelse"), ast.Lambda: ("body",), ast.Assert: ("msg",), ast.DictComp: ("key", "value")}
-    kinds |= dict.fromkeys((ast.ListComp, ast.SetComp, ast.GeneratorExp), ("elt",))
-    return value if isinstance(value, ast.expr) and name in kinds.get(type(node), ()) else None
+    return value if isinstance(value, ast.expr) and name in _OPTIONAL.get(type(node), ()) else None
 
 
 def _opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, int]]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -19,10 +19,10 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import EXIT_EQUAL
-from eagletwin.harness.engines.source import INSTALLED, link_tree
+from eagletwin.harness.engines.source import INSTALLED
 
+from ..engine.planted_trees import plant
 from .mutants.draw import Mutant, mutants_of
 
 _FOLDERS = ("speculative", "managers", "mem_cache", "model_executor", "layers", "models")
@@ -46,7 +46,7 @@ class Fault(Struct, frozen=True):
     """What came of one fault.
 
     code     the exit code of `fuzz`; found: what it found first, by rule or exception; "": nothing
-    seconds  from the shell to the finding, or to the end; cases: until then; reached: how many of all cases ran the fault
+    seconds  from the shell to the finding, or to the end; cases: until then; reached: how many of them ran the fault
     """
 
     name: str
@@ -55,7 +55,6 @@ class Fault(Struct, frozen=True):
     seconds: float
     cases: int
     reached: int
-    of: int
 
 
 def faults(
@@ -76,7 +75,7 @@ def faults(
             end.write(msgspec.json.encode(fault) + b"\n")
         done.append(fault)
     seconds = sorted(fault.seconds for fault in done if fault.found)
-    ran, of = sum(fault.reached for fault in done), sum(fault.of for fault in done)
+    ran, of = sum(fault.reached for fault in done), sum(fault.cases for fault in done)
     print(f"{len(seconds)} of {len(done)} found; {ran} of {of} cases ran them")
     if seconds:
         print(f"median {seconds[len(seconds) // 2]:.1f} s, 90 % within {seconds[len(seconds) * 9 // 10]:.1f} s")
@@ -85,10 +84,12 @@ def faults(
 
 def drawn(number: int, seed: int) -> list[Mutant]:
     """The faults: one after the other of each file, in an order that is drawn."""
-    random, by_file = Random(seed), dict[str, list[Mutant]]()
+    from eagletwin.harness.commands.fuzz.coverage import read_coverage
+
+    random, by_file, keys = Random(seed), dict[str, list[Mutant]](), read_coverage().by_key()
     for file in searched_files():
         try:
-            found = list(_reached(file))
+            found = list(_reached(file, keys))
         except SyntaxError:
             continue
         if found:
@@ -107,16 +108,16 @@ def searched_files() -> list[str]:
     return sorted(found)
 
 
-def _reached(file: str) -> Iterator[Mutant]:
-    """The mutants of a file in blocks that some measured case ran."""
-    from eagletwin.harness.commands.fuzz.coverage import key_of, read_coverage
+def _reached(file: str, keys: Container[str]) -> Iterator[Mutant]:
+    """The mutants of a file in blocks with these keys."""
+    from eagletwin.harness.commands.fuzz.coverage import key_of
     from eagletwin.harness.engines.blocks import blocks_of
 
-    text, keys = (INSTALLED.root / file).read_text(), read_coverage().by_key()
+    text = (INSTALLED.root / file).read_text()
     ran = {
         (block.function, block.line)
         for block, _, _ in blocks_of(ast.parse(text))
-        if keys.get(key_of(file, block.function, block.branch))
+        if key_of(file, block.function, block.branch) in keys
     }
     module = file.removesuffix(".py").replace("/", ".")
     for mutant in mutants_of(text, module, file):
@@ -128,10 +129,7 @@ def search(mutant: Mutant, minutes: float) -> Fault:
     """Plant the fault and search, as somebody types it."""
     with tempfile.TemporaryDirectory(prefix="eagletwin-fault-") as scratch:
         root = Path(scratch, "tree")
-        link_tree(
-            [INSTALLED.root / name for name in ("sglang", f"sglang-{installed('sglang')}.dist-info")], root, "multimodal_gen"
-        )
-        plant_fault(root / mutant.file, mutant)
+        plant_fault(plant(root) / mutant.file, mutant)
         options = ["--minutes", str(minutes), "--shrink-minutes", "0", "--out", scratch, "--json"]
         begun = time.monotonic()
         command = [str(Path(sys.executable).with_name("eagletwin")), "fuzz", "--sglang", str(root), *options]
@@ -147,7 +145,6 @@ def search(mutant: Mutant, minutes: float) -> Fault:
             round(seconds, 1),
             facts["tally"]["cases"],
             facts["tally"]["reached"],
-            facts["tally"]["cases"],
         )
 
 

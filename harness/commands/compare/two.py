@@ -184,10 +184,9 @@ class Sides:
     ) -> Answered:
         """The same with what BASE makes of it, confirmed where the two differ."""
         ran = [*executed(differs)]
-        try:
-            return self._of_both(question, head, differs, found, ran)
-        finally:
-            self.steering.add(question.case, ran)
+        answer = self._of_both(question, head, differs, found, ran)
+        self.steering.add(question.case, ran)
+        return answer
 
     def _of_both(
         self,

@@ -62,7 +62,10 @@ class Coverage(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """cases: the settings of each measured case; ran: changed statement, or function -> the cases that ran it, as bits."""
+    """cases: the settings of each measured case; ran: changed statement, or function -> the cases that ran it, as bits.
+
+    changes  what these statements and functions are of
+    """
 
     cases: Sequence[Sequence[Setting]] = ()
     ran: Mapping[str, int] = field(default_factory=dict)
@@ -103,6 +106,9 @@ class Measured:
         return best[:_TOPICS] or ["all kinds of cases"]
 
 
+UNMEASURED = Measured()
+
+
 def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Block]]]]) -> Coverage:
     """ran: cases, each with the blocks that it ran, by file."""
     cases, keys = list[list[Setting]](), dict[str, int]()
@@ -138,7 +144,7 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
         module = _module_of(root, name)
         changed[module] = (*changed.get(module, ()), ChangedFunction(name, 0, places=(name,)))
     if not any(changed.values()):
-        return Measured()
+        return UNMEASURED
     coverage, tree = read_coverage(), _Tree(root)
     settings = [[coverage.settings[number] for number in case] for case in coverage.cases]
     ran = {
@@ -146,7 +152,7 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
         for module, each in changed.items()
         for one in each
         for place, line in _lines(one)
-        if (cases := tree.cases(module, one.name.removeprefix(f"{module}."), line))
+        if (cases := tree.cases(_file(root, module), one.name.removeprefix(f"{module}."), line))
     }
     return Measured(settings, ran)
 
@@ -190,9 +196,8 @@ class _Tree:
         self._blocks = dict[Path, list[tuple[Block, range]]]()
         self._texts = dict[Path, str]()
 
-    def cases(self, module: str, function: str, line: int, far: int = 0) -> int:
+    def cases(self, file: Path, function: str, line: int, far: int = 0) -> int:
         """The cases that ran the innermost measured block of a function around a line; 0: none is known to. line 0: of all."""
-        file = _file(self._root, module)
         own = [(block, lines) for block, lines in self._of(file) if block.function == function]
         inside = [block for block, lines in own if line in lines or not block.branch]
         for block in sorted(inside, key=lambda block: -block.line):
@@ -228,8 +233,7 @@ class _Tree:
         if len(callers) > _MANY:
             return 0
         for where, function in sorted(callers):
-            module = ".".join(where.relative_to(self._root).with_suffix("").parts).removesuffix(".__init__")
-            found |= self.cases(module, function, 0, far + 1)
+            found |= self.cases(where, function, 0, far + 1)
         return found
 
     def _sources(self) -> dict[Path, str]:

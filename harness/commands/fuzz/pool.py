@@ -23,7 +23,7 @@ from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines.host import Host
 
 from ..options import tell
-from .coverage import Measured
+from .coverage import UNMEASURED, Measured
 from .journal import Died, Journal, Over, Past
 from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
@@ -153,7 +153,7 @@ class BlockPool:
         journal: Journal | None = None,
         past: Past | None = None,
         tally: Tally | None = None,
-        measured: Measured | None = None,
+        measured: Measured = UNMEASURED,
     ) -> None:
         self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
         self._tally = tally or Tally()
@@ -215,13 +215,11 @@ class BlockPool:
             self._grow()
             yield count_cases(self._order, place, self._block(place))
 
-    def early(self) -> Iterator[Seen]:
+    def early(self) -> list[Seen]:
         """The results so far that come after those which were taken: of blocks that ran before their turn."""
         with self._changed:
             places = sorted(place for place in self._seen if place >= self._turn)
-            results = {place: self._seen[place][self._taken if place == self._turn else 0 :] for place in places}
-        for place in places:
-            yield from count_cases(self._order, place, iter(results[place]))
+            return [seen for place in places for seen in self._seen[place][self._taken if place == self._turn else 0 :]]
 
     def rest(self) -> None:
         """Begin no further block until the next one is asked for."""

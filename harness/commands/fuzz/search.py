@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
-from .coverage import Measured
+from .coverage import UNMEASURED, Measured
 from .journal import Conclusion, Journal, Past, PastFinding, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
@@ -133,7 +132,7 @@ class Fuzz:
     line: Line = field(default_factory=Line)
     past: Past | None = None
     journal: Journal | None = None
-    measured: Measured | None = None
+    measured: Measured = UNMEASURED
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
@@ -182,7 +181,7 @@ class Fuzz:
                 yield seen
                 if self._enough(pool):
                     if self.seconds >= self.plan.seconds:
-                        yield from islice(pool.early(), max(0, self.plan.max_cases - self.tally.cases))
+                        yield from pool.early()[: max(0, self.plan.max_cases - self.tally.cases)]
                     return
             self.tell()
 

@@ -18,7 +18,7 @@ from eagletwin.cases.blocks import Asked, Block, block_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
 
-from .coverage import Measured, Setting, settings_of
+from .coverage import UNMEASURED, Measured, Setting, settings_of
 from .looking import CaseSeen, Unstarted
 
 _AHEAD = 200  # blocks among which is chosen: a setting that one block in fifty has is among them
@@ -53,11 +53,10 @@ class _Counts:
 class Steering:
     """The blocks of one search: the same after the same cases."""
 
-    def __init__(self, seed: int, asked: Asked, measured: Measured | None = None) -> None:
+    def __init__(self, seed: int, asked: Asked, measured: Measured = UNMEASURED) -> None:
         self._seed, self._asked = seed, asked
         self._own, self._measured = _Counts(), _Counts()
-        for number, settings in enumerate(measured.cases if measured is not None else ()):
-            assert measured is not None
+        for number, settings in enumerate(measured.cases):
             self._measured.add(settings, [name for name, cases in measured.ran.items() if cases >> number & 1])
         self._sent = Counter[str]()  # changed statement -> blocks that were chosen for it
         self._settings: dict[int, list[Setting]] = {}  # of blocks that wait
@@ -86,12 +85,10 @@ class Steering:
             counts = self._own if ran[1] or not ran[0] else self._measured
             if counts.share(name) < _OFTEN:
                 rare.setdefault(ran, name)
-        aim = min(rare.values(), key=lambda name: (self._sent[name] + self._ran(name), name), default="")
+        turns = {name: self._sent[name] + ran.bit_count() for (_, ran), name in rare.items()}
+        aim = min(turns, key=lambda name: (turns[name], name), default="")
         self._sent[aim] += 1
         return aim
-
-    def _ran(self, name: str) -> int:
-        return self._own.ran.get(name, 0).bit_count()
 
     def _likely(self, waiting: Mapping[int, Block], turn: int, aim: str) -> int:
         promise = {number: self._promise(block, aim) for number, block in waiting.items()}
@@ -118,7 +115,7 @@ class Order:
     """Which block stands at each place of a search that begins up to `ahead` blocks before their turn. A place is chosen by the
     cases of the blocks that are `ahead` places before it, which are over then: whoever runs them comes to the same."""
 
-    def __init__(self, seed: int, asked: Asked, ahead: int, measured: Measured | None = None) -> None:
+    def __init__(self, seed: int, asked: Asked, ahead: int, measured: Measured = UNMEASURED) -> None:
         self._steering, self._ahead = Steering(seed, asked, measured), ahead
         self._blocks, self._lock = self._steering.blocks(), Lock()
         self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, Collection[str]]]](), 0

@@ -209,13 +209,7 @@ class Trees(Rules):
     def _grown_by_tokens(self, record: Record, round: Round) -> None:
         """The same of a tree whose numbers the reference cannot compute: tokens, and what a choice is, whichever it is."""
         topk, steps = self._case.topk, round.steps
-        if round.proposed:
-            total = count_candidates(topk, steps)
-            self._compare.integers(
-                Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
-            )
-        shown = self._shown(round)
-        self._continues(record, shown)
+        self._candidates(record, round)
         if topk == 1:
             return
         self._first_frontier(record, round)
@@ -287,13 +281,7 @@ class Trees(Rules):
     def _proposals(self, record: Record, replay: RequestReplay, round: Round) -> None:
         """Each candidate's token is the one that its row proposed at that rank."""
         topk, steps, growth = self._case.topk, round.steps, replay.growths[record.round]
-        if round.proposed:
-            total = count_candidates(topk, steps)
-            self._compare.integers(
-                Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
-            )
-        shown = self._shown(round)
-        self._continues(record, shown)
+        shown = self._candidates(record, round)
         if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), max(steps - self._model.first_step, 0))
             return
@@ -314,6 +302,17 @@ class Trees(Rules):
 
             place = Place(record, "draft", step, output=True)
             self._compare.choices(place, "draft.proposal", logits, rows[branches], name)
+
+    def _candidates(self, record: Record, round: Round) -> list[int]:
+        """Check how many candidates a round has, and the root's children; the tokens of all, as in `_shown`."""
+        if round.proposed:
+            total = count_candidates(self._case.topk, round.steps)
+            self._compare.integers(
+                Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
+            )
+        shown = self._shown(round)
+        self._continues(record, shown)
+        return shown
 
     def _shown(self, round: Round) -> list[int]:
         """Tokens of all candidates of a round, as far as the trace shows them; else UNSEEN."""
