@@ -162,8 +162,8 @@ def unknown_changes(version: str) -> str:
     if re.match(r"\d{1,3}(\.\d|$)", version) or "+dirty." in version:
         return ""
     return (
-        f"What {version} changes is not known: its changes are committed, or it has no dist-info. So nothing says whether a "
-        "change ran; `eagletwin compare BASE TREE --case CASE` compares it with another."
+        f"it is not known what {version} changes, or whether that ran: its changes are committed, or it has no dist-info; "
+        "`eagletwin compare BASE TREE` compares it with another"
     )
 
 

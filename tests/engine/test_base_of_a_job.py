@@ -38,8 +38,6 @@ def test_a_job_says_which_of_the_functions_that_differ_from_its_base_ran(checkou
     summary = (tmp_path / "eagletwin-runs" / "compare" / "summary.md").read_text()
     assert f"a change of: {checkout.commits[1][:10]}" in summary
     assert str(checkout.path) not in summary
-    without = eagletwin(*words, cwd=tmp_path)
-    assert "is not known: its changes are committed" in " ".join(without.stdout.split())
     assert len(checkout.git("worktree", "list").splitlines()) == 1
 
 
@@ -50,4 +48,7 @@ def test_a_job_of_which_no_case_runs_what_differs_cannot_tell(checkout: History,
     assert done.returncode == 125, done
     assert f"Not run: {IDLE_NAME}" in " ".join(done.stdout.split())
     assert "No case ran any of that, so this job says nothing about it." in done.stdout
-    assert eagletwin(*words, cwd=tmp_path).returncode == 0
+    without = eagletwin(*words, cwd=tmp_path)
+    assert without.returncode == 0, without
+    assert "it is not known what" in " ".join(without.stdout.split())
+    assert eagletwin(*words, "--strict", cwd=tmp_path).returncode == 125

@@ -25,7 +25,7 @@ from eagletwin.harness.commands.compare.one_report import (
 from eagletwin.harness.commands.fuzz.summary import FindingFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.page.markdown import markdown_of as comment_of
@@ -202,7 +202,7 @@ def test_the_base_of_a_job_is_a_release_a_folder_or_a_revision_of_the_checkout(t
 
 def test_a_base_that_differs_in_too_much_is_said_to() -> None:
     text = text_of(replace(job(standing("holds")), base="0.5.20"))
-    assert "It differs from 0.5.20 in too many files to say which of its functions ran." in text
+    assert "It differs from 0.5.20 in too many files to say which of its functions ran" in text
     assert "its changes are committed" not in text
 
 
@@ -213,7 +213,9 @@ def test_what_was_changed_is_said_with_what_ran_of_it() -> None:
     silent = job(standing("holds"), entries=changed(False))
     assert "No case ran any of that, so this job says nothing about it." in text_of(silent)
     assert "says nothing about it" in " ".join(facts_of(silent)["changes"])
-    assert "is not known" in text_of(job(standing("holds")))  # a tree whose changes are all committed
+    committed = job(standing("holds"))  # a tree whose changes are all committed
+    assert "it is not known what" in text_of(committed)
+    assert (committed.exit_code, replace(committed, run=RunSpec(strict=True)).exit_code) == (EXIT_EQUAL, EXIT_UNKNOWN)
 
 
 def test_an_annotation_is_escaped_as_github_reads_it() -> None:

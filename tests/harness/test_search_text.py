@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
@@ -16,7 +17,7 @@ from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.summary import SUMMARY
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.page.render import NAME
 from eagletwin.harness.page.text import text_of
@@ -24,10 +25,12 @@ from eagletwin.harness.page.text import text_of
 NEEDS_OVERLAP = "retracted-stream"
 
 
-def searched(folder: Path, cases: int = 1, mode: Mode = CPU, **verdict: Any) -> Fuzz:
+def searched(
+    folder: Path, cases: int = 1, mode: Mode = CPU, run: RunSpec = DEFAULT_RUN, called: str = "0.5.23", **verdict: Any
+) -> Fuzz:
     """A search after so many equal cases, in which two known bugs were mended."""
-    host = SimpleNamespace(source=SimpleNamespace(tree="", called="0.5.23", base=None), mode=mode)
-    trials: Any = SimpleNamespace(host=host, run=RunSpec(mode=mode))
+    host = SimpleNamespace(source=SimpleNamespace(tree="", called=called, base=None), mode=mode)
+    trials: Any = SimpleNamespace(host=host, run=changed(run, mode=mode))
     fuzz = Fuzz(trials, folder, Plan(seed=0, seconds=1.0, max_cases=cases, shrink_seconds=1.0, command="eagletwin fuzz"))
     entry, mended = LEDGER["25015"], (NEEDS_OVERLAP, "penalties", "min-p")
     for _ in range(cases):
@@ -66,6 +69,17 @@ def test_the_exit_code_is_said_with_what_it_means(tmp_path: Path) -> None:
     write_summary(tmp_path, enough, [], EXIT_EQUAL)
     assert msgspec.json.decode((tmp_path / SUMMARY).read_bytes())["exit_code"] == EXIT_EQUAL
     assert "<p>Exit code 0: nothing new was found.</p>" in (tmp_path / NAME).read_text()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_search_of_a_change_that_is_not_known_says_so_on_top_and_strict_makes_it_125(strict: bool, tmp_path: Path) -> None:
+    committed = searched(tmp_path, 20, run=RunSpec(strict=strict), called="0123456789")
+    code = exit_code(committed, [])
+    assert code == (EXIT_UNKNOWN if strict else EXIT_EQUAL)
+    text = said(tmp_path, committed, code)
+    assert text.splitlines()[1].strip().startswith("NOT SEEN  it is not known what 0123456789 changes"), text
+    assert ("the change is not known, which --strict does not let pass" in text) == strict
+    assert exit_code(searched(tmp_path, 20, run=RunSpec(strict=strict)), []) == EXIT_EQUAL  # a release
 
 
 def test_excuses_are_counted_by_kind(tmp_path: Path) -> None:

@@ -115,14 +115,18 @@ class OneJob(Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 if the case of a fixed bug is wrong or a search found a wrong number that no known bug explains; 125 if that cannot
-        be told, or nothing ran of what was changed in a tree."""
+        """1 if something is wrong; 125 if that cannot be determined, or no changed statement ran."""
         stands, codes = [one.stand for one in self.standings], [one.exit_code for one in self.searches]
-        if set(stands) & set(WORSE) or EXIT_DIVERGED in codes:
+        if self.wrong:
             return EXIT_DIVERGED
         if self.failed or self.interrupted or "unknown" in stands or any(codes) or not (stands or codes):
             return EXIT_UNKNOWN
-        return EXIT_UNKNOWN if self.changes.doubt or (self.run.strict and self.changes.headline) else EXIT_EQUAL
+        return EXIT_UNKNOWN if self.changes.doubt or (self.run.strict and self.not_seen) else EXIT_EQUAL
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the case of a fixed bug is wrong, or a search found a wrong number that no known bug explains."""
+        return any(one.stand in WORSE for one in self.standings) or any(one.exit_code == EXIT_DIVERGED for one in self.searches)
 
     @property
     def changes(self) -> Changes:
@@ -137,10 +141,17 @@ class OneJob(Struct, kw_only=True):
         """What to say of these changes, or why nothing can be said of them."""
         lines, doubt = self.changes.lines, self.changes.doubt
         lines += ["No case ran any of that, so this job says nothing about it."] * bool(doubt)
-        unknown = unknown_changes(self.version)
+        return lines
+
+    @property
+    def not_seen(self) -> str:
+        """Which part of the change no case ran, or that the change is not known; "" if all of it ran, or nothing is changed.
+        Where something is wrong, it does not matter whether the change is known."""
+        if self.changes.differs is not None or self.wrong:
+            return self.changes.headline
         if self.base and not self.failed:
-            unknown = f"It differs from {self.base} in too many files to say which of its functions ran."
-        return lines or ([unknown] if unknown else [])
+            return f"It differs from {self.base} in too many files to say which of its functions ran"
+        return unknown_changes(self.version)
 
     def of(self, stand: Stand) -> list[Standing]:
         return [one for one in self.standings if one.stand == stand]
@@ -190,7 +201,7 @@ def facts_of(job: OneJob) -> dict[str, Any]:
         "seconds": round(job.seconds, 1),
         "failed": job.failed,
         "interrupted": job.interrupted,
-        "not_seen": job.changes.headline,
+        "not_seen": job.not_seen,
         "changes": job.change_lines,
         "ledger": {stand: [one.id for one in job.of(stand)] for stand in get_args(Stand)},
         "searches": searches,
@@ -230,7 +241,7 @@ def document_of(job: OneJob, folder: Path) -> Document:
         headline=f"{'; '.join([*wrong[:1], job.headline])}.",
         lines=tuple(filter(None, lines)),
         facts=tuple(facts),
-        reason=job.changes.headline,
+        reason=job.not_seen,
         sections=(
             DocumentSection(heading="Found by the searches", items=tuple(_findings(folder, job)), found=True),
             *(DocumentSection(heading=stand.capitalize(), items=tuple(_standings(folder, job, stand))) for stand in _FIRST),

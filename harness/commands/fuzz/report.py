@@ -41,8 +41,15 @@ def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
     """Of a search that came to its end. findings: the status of each."""
     if "diverged" in findings:
         return EXIT_DIVERGED
-    unseen = search.trials.run.strict and search.tally.changes.headline
+    unseen = search.trials.run.strict and not_seen(search)
     return EXIT_EQUAL if search.looked_enough and not findings and not unseen else EXIT_UNKNOWN
+
+
+def not_seen(search: Fuzz) -> str:
+    """Which part of the change no case ran, or that the change is not known; "" if all of it ran, or nothing is changed."""
+    source, changes = search.trials.host.source, search.tally.changes
+    unknown = source.base is None and (changes.differs is None or changes.differs.patch) and not search.found
+    return "; ".join(filter(None, (changes.headline, unknown_changes(source.called) if unknown else "")))
 
 
 def finding_text(finding: Finding, columns: int) -> str:
@@ -93,7 +100,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
     return Summary(
         headline=_headline(search, code),
         remarks=list(_remarks(search, findings)),
-        not_seen=tally.changes.headline,
+        not_seen=not_seen(search),
         command=search.plan.command,
         resume=DEFAULT_RUN.command("fuzz", "--resume", search.folder) if goes_on else "",
         exit_code=code,
@@ -140,7 +147,7 @@ def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterato
     else:
         yield _counts(search)
         yield from _left_open(tally)
-        yield from _of_the_change(search, findings)
+        yield from _of_the_change(search)
     for name, number in sorted(tally.fallbacks.items()):
         yield f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}."
     if base is not None and base.refused:
@@ -176,19 +183,20 @@ def _counts(search: Fuzz) -> str:
     return f"{text} Excused: {excused}." if excused else text
 
 
-def _of_the_change(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
+def _of_the_change(search: Fuzz) -> Iterator[str]:
     """Which changed code ran, and whether that altered anything."""
-    changes, source = search.tally.changes, search.trials.host.source
+    changes = search.tally.changes
     yield from changes.lines
-    if not findings and source.base is None and (unknown := unknown_changes(source.called)):
-        yield unknown
     if changes.doubt:
         yield "No case ran any of that, so this search says nothing about it."
 
 
 def _meaning(search: Fuzz, code: int) -> str:
-    strict = code == EXIT_UNKNOWN and search.looked_enough and search.trials.run.strict and search.tally.changes.headline
-    return "a changed statement did not run, which --strict does not let pass" if strict and not search.found else MEANING[code]
+    strict = code == EXIT_UNKNOWN and search.looked_enough and search.trials.run.strict and not_seen(search)
+    if not strict or search.found:
+        return MEANING[code]
+    missed = "a changed statement did not run" if search.tally.changes.headline else "the change is not known"
+    return f"{missed}, which --strict does not let pass"
 
 
 def _left_open(tally: Tally) -> Iterator[str]:
