@@ -51,6 +51,7 @@ from .strategies import (
 
 # Cases of a block. What later ones reach is seldom new; an engine takes about as long to build as two small cases take to run.
 BLOCK = 4
+AGAIN = 1_200_000  # block n + AGAIN has the configuration of block n, its size, and other cases
 LONG, _EVERY = 12, 12  # small cases of every twelfth block
 FEW = 3  # large cases of a block
 SMALL = Sizes(prompt=10, new_tokens=10, arrival=4)
@@ -85,7 +86,7 @@ _OWN_TRIES = 400  # of these, with the recipe whose turn it is
 class Block:
     """What the cases of one block have in common.
 
-    seed      of the search; number: which of its blocks it is
+    seed      of the search; number: which of its blocks it is, and AGAIN for each time that its configuration was drawn before
     held      fields of `focus` that smaller cases keep as well
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
@@ -220,6 +221,8 @@ def never_paused(case: Case) -> Case:
 
 def block_of(seed: int, number: int, asked: Asked) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
+    if number >= AGAIN:
+        return replace(block_of(seed, number % AGAIN, asked), number=number)
     turns, random, guided = _turns(), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]

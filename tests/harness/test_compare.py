@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Block, block_of
+from eagletwin.cases.blocks import AGAIN, Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
@@ -184,7 +184,7 @@ def steered(runs: Callable[[Block], bool], blocks: int) -> list[Block]:
     steering, found = Steering(0, SearchOptions().asked), list[Block]()
     for block in islice(steering.blocks(), blocks):
         found.append(block)
-        steering.add(block.probe, ("a.py:1",) if runs(block) else ())
+        steering.add(block.probe, ("a.py:1",) if runs(block) else (), block.number)
     return found
 
 
@@ -202,6 +202,12 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
     assert sum(map(keeps_states, first)) >= 4 * sum(keeps_states(block_of(0, number, asked)) for number in range(60))
     assert len({block.number for block in first}) == 60
     assert {block.number for block in first} > set(range(6))  # one block of ten
+    again = [block for block in first if block.number >= AGAIN]
+    assert 20 <= len(again) <= 40  # two of three, once a block ran it, until every second case does
+    assert len({block.number % AGAIN for block in again}) >= 8
+    for block in again:
+        assert replaced(block, number=block.number % AGAIN) == block_of(0, block.number % AGAIN, asked)
+    assert again[0].cases() != block_of(0, again[0].number % AGAIN, asked).cases()
     assert first == steered(keeps_states, 60)
 
 

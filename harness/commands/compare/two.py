@@ -185,7 +185,7 @@ class Sides:
         """The same with what BASE makes of it, confirmed where the two differ."""
         ran = [*executed(differs)]
         answer = self._of_both(question, head, differs, found, ran)
-        self.steering.add(question.case, ran)
+        self.steering.add(question.case, ran, NO_BLOCK if question.block is None else question.block.number)
         return answer
 
     def _of_both(

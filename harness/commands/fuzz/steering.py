@@ -1,9 +1,9 @@
 """Which block of generated cases comes next.
 
-A change that few cases run would be met by chance. So nine blocks of ten go to one changed statement each, by turns: of those
-that are not run yet, to one of the few whose settings promise most that their cases run it. At first a measurement says that
-(coverage.py), then the cases of the search. Each tenth block comes in the order of its number: a change may be wrong where none
-of its like has run it.
+A change that few cases run would be met by chance. So nine blocks of ten go to one changed statement each, by turns. Two of
+three repeat, with other cases, the configuration of a block whose cases ran the statement. The third is a new block, one of the
+few whose settings promise most that their cases run it: at first a measurement says that (coverage.py), then the cases of the
+search. Each tenth block comes in the order of its number: a change may be wrong where none of its like has run it.
 """
 
 from collections import Counter
@@ -14,16 +14,17 @@ from math import log
 from random import Random
 from threading import Lock
 
-from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.cases.blocks import AGAIN, Asked, Block, block_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
 
 from .coverage import UNMEASURED, Measured, Setting, settings_of
-from .looking import CaseSeen, Unstarted
+from .looking import NO_BLOCK, CaseSeen, Unstarted
 
 _AHEAD = 200  # blocks among which is chosen: a setting that one block in fifty has is among them
 _FEW = 10  # of these, among which one is drawn: the most similar alone would be the same again and again
 _ELSEWHERE = 10  # one block of so many comes in the order of its number
+_EXPLORED = 3  # of the blocks that are chosen for a statement, one of so many is a new one, once a block ran it
 _OFTEN = 0.5  # where so large a share of the cases runs a statement, no block is preferred for it
 _WEIGHT = 4  # cases of the overall share that are added to each setting, so that one block's cases alone decide nothing
 _ONCE = 0.25  # of a case of the search, what a measured one counts: it ran another SGLang
@@ -60,21 +61,42 @@ class Steering:
             self._measured.add(settings, [name for name, cases in measured.ran.items() if cases >> number & 1])
         self._sent = Counter[str]()  # changed statement -> blocks that were chosen for it
         self._settings: dict[int, list[Setting]] = {}  # of blocks that wait
+        # Of blocks that were run, by the number of the first with the same configuration: their cases, those that ran each
+        # changed statement, and how often they were repeated.
+        self._cases, self._ran_in, self._repeats = Counter[int](), dict[str, Counter[int]](), Counter[int]()
 
-    def add(self, case: Case, ran: Collection[str]) -> None:
-        """A case ran these changed statements."""
+    def add(self, case: Case, ran: Collection[str], block: int) -> None:
+        """A case of this block, or of none, ran these changed statements."""
         self._own.add(settings_of(case), ran)
+        if block != NO_BLOCK:
+            self._cases[block % AGAIN] += 1
+            for name in ran:
+                self._ran_in.setdefault(name, Counter())[block % AGAIN] += 1
 
     def blocks(self) -> Iterator[Block]:
         waiting, numbers = dict[int, Block](), count()
         for turn in count():
             aim = self._aim() if turn % _ELSEWHERE else ""
+            if aim in self._ran_in and self._sent[aim] % _EXPLORED:
+                yield self._repeated(aim, turn)
+                continue
             while len(waiting) < (_AHEAD if aim else 1):
                 number = next(numbers)
                 waiting[number] = block_of(self._seed, number, self._asked)
             number = self._likely(waiting, turn, aim) if aim else min(waiting)
             self._settings.pop(number, None)
             yield waiting.pop(number)
+
+    def _repeated(self, aim: str, turn: int) -> Block:
+        """A block whose configuration is one of the few of which most cases ran the statement, and that was seldom drawn."""
+
+        def promise(block: int) -> float:
+            return (self._ran_in[aim][block] + 1) / (self._cases[block] + 2) / (1 + self._repeats[block])
+
+        best = sorted(self._ran_in[aim], key=lambda block: (-promise(block), block))
+        number = Random(f"{self._seed} {turn}").choice(best[:_FEW])
+        self._repeats[number] += 1
+        return block_of(self._seed, number + AGAIN * self._repeats[number], self._asked)
 
     def _aim(self) -> str:
         """The changed statement whose turn it is: of those that some case ran and not every second one, the one for which
@@ -118,19 +140,19 @@ class Order:
     def __init__(self, seed: int, asked: Asked, ahead: int, measured: Measured = UNMEASURED) -> None:
         self._steering, self._ahead = Steering(seed, asked, measured), ahead
         self._blocks, self._lock = self._steering.blocks(), Lock()
-        self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, Collection[str]]]](), 0
+        self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, Collection[str], int]]](), 0
 
-    def add(self, place: int, case: Case, ran: Collection[str]) -> None:
-        """A case of the block at this place ran these changed statements."""
-        self._cases.setdefault(place, []).append((case, ran))
+    def add(self, place: int, case: Case, ran: Collection[str], block: int) -> None:
+        """A case of the block at this place, or of none, ran these changed statements."""
+        self._cases.setdefault(place, []).append((case, ran, block))
 
     def number(self, place: int) -> int:
         """The block at this place. Places may be read again, and are chosen in their order."""
         with self._lock:
             while len(self._numbers) <= place:
                 while self._counted < len(self._numbers) - self._ahead:
-                    for case, ran in self._cases.pop(self._counted, ()):
-                        self._steering.add(case, ran)
+                    for case, ran, block in self._cases.pop(self._counted, ()):
+                        self._steering.add(case, ran, block)
                     self._counted += 1
                 self._numbers.append(next(self._blocks).number)
             return self._numbers[place]
@@ -140,7 +162,7 @@ def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted])
     """What is seen in the block at this place. Where something is changed, the order counts which cases ran it."""
     for seen in block:
         if isinstance(seen, CaseSeen) and seen.differs is not None:
-            order.add(place, seen.case, executed(seen.differs))
+            order.add(place, seen.case, executed(seen.differs), seen.block)
         yield seen
 
 
