@@ -4,6 +4,7 @@ Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and m
 """
 
 import gc
+import inspect
 import io
 import shlex
 import sys
@@ -43,7 +44,8 @@ for panel, commands in {
     PAIR: (acceptance, record),
 }.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+        app.command(rich_help_panel=panel, help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(command)
 app.add_typer(info, name="info", rich_help_panel=MORE)
 
 # Old names of commands. For one release.

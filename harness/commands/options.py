@@ -26,7 +26,7 @@ Runs = Annotated[
         help="Folder for run folders. Nothing is overwritten.",
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", rich_help_panel=OUTPUT, help="Print all that the page has of the search.")]
+Verbose = Annotated[bool, typer.Option("--verbose", rich_help_panel=OUTPUT, help="Print the whole report.")]
 StepSeconds = Annotated[
     float,
     typer.Option(
@@ -77,10 +77,10 @@ Views = Annotated[
         "--view",
         metavar="VIEW",
         rich_help_panel=JUDGE,
-        help="How to judge three places where SGLang does otherwise. `slot_layout`, `last_fed`: accept two approximations. "
+        help="How to judge three known deviations of SGLang. `slot_layout`, `last_fed`: accept two approximations. "
         "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
         "`committed`: report a row of a multi-layer draft that is not the committed token's (entry boundary-kv). "
-        "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift), which is a divergence else.",
+        "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift).",
     ),
 ]
 PatchFiles = Annotated[
@@ -161,7 +161,7 @@ DataType = Annotated[
         "--dtype",
         metavar="TYPE",
         rich_help_panel=ENGINE,
-        help="Data type of the worker: `float32` or `bfloat16`, which is what users run; more choices are ties in it.",
+        help="Data type of the worker: `float32` or `bfloat16`, as in production, where more choices are ties.",
     ),
 ]
 AttentionBackend = Annotated[

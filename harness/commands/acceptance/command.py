@@ -55,7 +55,7 @@ def acceptance(
     as_json: AsJson = False,
     out: Runs = DEFAULT_RUNS,
 ) -> int:
-    """Say what acceptance a target and its draft deserve; with --server, whether a running SGLang gives it to them."""
+    """Predict the acceptance length of a target and its draft; --server: check that a running SGLang achieves it."""
     _must_agree(server, temperature, of_drafting=bool(num_steps or topk or num_draft_tokens or target_dtype != "auto"))
     let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)

@@ -124,12 +124,12 @@ def compare(
 ) -> int:
     """Compare an SGLang with the ledger of known bugs, with another SGLang, or two runs number for number.
 
-    One SGLang: each fix of the ledger, then a search as `eagletwin fuzz` has it, which is a job of a CI. BASE and HEAD: what a
-    pull request breaks, what it fixes, and what it does to acceptance, by entries of the ledger, then by generated cases, of
-    which more are of the kinds that run the change. Two run folders, or one --case: each number that differs.
+    One SGLang, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
+    pull request breaks, what it fixes, and what it does to acceptance. Entries of the ledger run first, then generated cases,
+    which go where the change runs. Two run folders, or --case: each number that differs.
 
-    Exit codes: 1 a fixed bug shows, a search found what no known bug explains, something is newly broken, or a number differs
-    by more than the judge's bound; 125 it cannot be told; 0 otherwise.
+    Exit codes: 0 nothing below. 1 a fixed bug shows again, a search found a divergence that no known bug explains, HEAD breaks
+    something, or a number differs by more than the judge's bound. 125 cannot tell.
     """
     names = tuple(what or ())
     runs = any(_is_run(name) for name in names)

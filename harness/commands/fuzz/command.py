@@ -67,11 +67,12 @@ def fuzz(
 ) -> int:
     """Generate cases until one shows a new bug, then shrink it.
 
-    A divergence that disappears when a known bug's fix is applied is counted as known, and the search continues. Exit codes
-    ignore those: 1 a divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, an engine would
-    not start, a part was given up, or the reference could not decide more than a tenth of the cases; 0 nothing new was found. A
-    crash is shrunk and kept as a divergence is. Its code is 125 because no number was shown to be wrong, and `git bisect run`
-    skips such a commit. A worker that dies is replaced; a search that was ended continues with --resume.
+    In a changed tree the search goes where the change runs. A divergence that disappears when a known bug's fix is applied
+    counts as known: the search goes on, and the exit code ignores it. A search that was ended continues with --resume.
+
+    Exit codes: 0 nothing new was found. 1 a divergence was found. 125 a crash, a hang or another unknown was found, an engine
+    did not start, fewer than ten cases ran the change, or the reference could not decide a tenth of them. A crash is 125,
+    because no value was shown to be wrong; `git bisect run` skips such a commit.
     """
     from .options import SearchOptions
 
