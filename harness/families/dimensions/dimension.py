@@ -65,7 +65,6 @@ class Dimension:
     draw      a value for a request, of a model with so many tokens; draw_case: for a whole case, each step of which is to be
               admitted; settle: a request after everything else is drawn
     of_prompt whether it asks for something of the prompt, so that a request may ask for nothing else
-    values    what a setting of a search may be, simplest first; usual: how many of these are drawn where none is asked for
     message   fields of the message that hands a request to SGLang's scheduler; arguments: of ServerArgs, for such a case
     """
 
