@@ -33,7 +33,7 @@ class Base:
     def right(self, case: Case, remedies: Collection[Patch], view: View) -> bool:
         """Whether all of a case is right there, with these remedies. False where it cannot be asked: `refused` says why."""
         try:
-            trial = self._trials(remedies, view).look_alone(replace(case, exercises=()))
+            trial = self.trials(remedies, view).look_alone(replace(case, exercises=()))
         except EagletwinError as error:
             self.refused = " ".join(error.cause.split())
             return False
@@ -43,11 +43,12 @@ class Base:
     def numbers(self, case: Case, remedies: Collection[Patch], view: View) -> str:
         """A digest of all that a case records there (Trial.numbers). "" where it cannot be asked."""
         try:
-            return self._trials(remedies, view).look_alone(case).numbers
+            return self.trials(remedies, view).look_alone(case).numbers
         except EagletwinError:
             return ""
 
-    def _trials(self, remedies: Collection[Patch], view: View) -> Trials:
+    def trials(self, remedies: Collection[Patch], view: View) -> Trials:
+        """Runs cases there, with these remedies."""
         patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
         return Trials(self._host, replace(self.run, patches=patches, view=view))
 

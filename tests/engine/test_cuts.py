@@ -5,7 +5,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
 

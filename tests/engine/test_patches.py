@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.patch import Edit, Patch

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case, EngineSettings, WeightPath
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode

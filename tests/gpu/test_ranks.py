@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import HEADER, Recorder, Trace, new_header, write_trace

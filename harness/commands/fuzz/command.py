@@ -22,6 +22,7 @@ from .typed import (
     MINUTES,
     SHRINK_MINUTES,
     Address,
+    Explain,
     Findings,
     MaxCases,
     Minutes,
@@ -58,6 +59,7 @@ def fuzz(
     address: Address = "",
     resume: Resume = None,
     shrink: Shrink = None,
+    explain: Explain = False,
     only: Only = None,
     left_out: Not = None,
     out: Runs = DEFAULT_RUNS,
@@ -87,6 +89,7 @@ def fuzz(
         processes=processes,
         address=address,
         run=spec,
+        explain=explain,
         out=out,
     )
     if resume is not None:
@@ -131,6 +134,12 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
     source = options.source
     from .coverage import change_in
 
+    if options.explain and source.difference is None and not options.run.patches:
+        raise InputError(
+            f"--explain, and it is not known what SGLang {source.called} changes",
+            consequence="nothing was run",
+            remedy="give a tree with uncommitted changes, a --patch or a --revert",
+        )
     measured = change_in(source, options.run.patches)
     if measured.text:
         tell(measured.text)
@@ -173,7 +182,7 @@ def _search(
                 found.append(finding)
                 show(finding_text(finding, width()))
             if not found:
-                looking.compare_with_base()
+                looking.compare_with_base(explain=options.explain)
         code = exit_code(looking, [finding.status for finding in found])
     except WouldNotStart as error:
         show(f"UNKNOWN\n\n  {error.kept_in(folder)}")

@@ -47,6 +47,7 @@ class SearchOptions:
     processes  how many run cases; 0: one a core, or with an address as many as the cluster has room for
     address    of a Ray cluster; "": the processes are of this machine
     run        the options that choose no cases
+    explain    whether the effect of a right change is shown
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
     base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
     """
@@ -60,6 +61,7 @@ class SearchOptions:
     left_out: tuple[str, ...] = ()
     processes: int = 0
     address: str = ""
+    explain: bool = False
     run: RunSpec = DEFAULT_RUN
     unknown: tuple[str, ...] = ()
     base: str = ""
@@ -145,4 +147,5 @@ class SearchOptions:
         )
         words = [word for name in self.only for word in ("--only", name)]
         words += [word for name in self.left_out for word in ("--not", name)]
+        words += ["--explain"] * self.explain
         return self.run.command("fuzz", "--seed", self.seed, *unusual(given), *words)

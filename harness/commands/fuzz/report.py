@@ -23,7 +23,7 @@ from .journal import JOURNAL, PastFinding
 from .search import Fuzz
 from .shrinking import Finding
 from .smaller import sizes, smaller
-from .summary import SUMMARY, AsideFacts, KnownFacts, Summary, UnconfirmedFacts, read_summary
+from .summary import SUMMARY, AsideFacts, EffectFacts, KnownFacts, Summary, UnconfirmedFacts, read_summary
 from .tally import LEAST, MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import TOPICS
 
@@ -132,6 +132,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
             for one in [search.shrinking]
             if one is not None
         ],
+        effect=search.effect,
         set_aside=[
             AsideFacts(signature=one.signature, cases=one.cases, example=str(one.example), undecided=one.undecided)
             for one in search.asides.values()
@@ -266,6 +267,7 @@ def document_of(summary: Summary, folder: Path) -> Document:
     word, _, title = summary.headline.partition("  ")
     first, *remarks = summary.remarks or [f"{count(summary.tally.cases, 'case')}, {count(len(summary.findings), 'finding')}"]
     meaning = f"Exit code {summary.exit_code}: {summary.meaning}." if summary.meaning else ""
+    remarks += _effect(summary.effect) if summary.effect is not None else []
     rate = summary.tally.cases / summary.seconds if summary.seconds else 0.0
     return Document(
         title=title or f"Search {folder.name}",
@@ -288,6 +290,16 @@ def document_of(summary: Summary, folder: Path) -> Document:
         folder=str(folder),
         end=meaning,
     )
+
+
+def _effect(effect: EffectFacts) -> list[str]:
+    partial = "; not minimal: time was up" * effect.partial
+    return [
+        f"The smallest case that shows what the change does ({count(effect.runs, 'run')}{partial}): {effect.sizes}.",
+        f"It alters {effect.place}: {effect.base} on the base, {effect.tree} with the change.",
+        f"The base's verdict: {effect.on_base}.",
+        f"The case is {effect.case}; beside it are both traces.",
+    ]
 
 
 def _found(folder: Path, summary: Summary) -> DocumentSection:

@@ -24,11 +24,13 @@ from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
 from .coverage import UNMEASURED, Measured
+from .effect import Effect
 from .journal import Conclusion, Journal, Past, PastFinding, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
 from .pool import BlockPool
 from .shrinking import Finding, Shrinking, Teller
+from .summary import EffectFacts
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
@@ -138,6 +140,7 @@ class Fuzz:
     known: set[Signature] = field(default_factory=set)
     asides: dict[Signature, Aside] = field(default_factory=dict)
     shrinking: Shrinking | None = None
+    effect: EffectFacts | None = None
     _begun: float = 0.0
     _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
@@ -253,8 +256,10 @@ class Fuzz:
         self._note(Conclusion(seen.case, seen.signature, finding=past, asides=tuple(asides)))
         return finding
 
-    def compare_with_base(self) -> None:
-        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ?"""
+    def compare_with_base(self, *, explain: bool = False) -> None:
+        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: shrink
+        the first one in which they do."""
+        altered: CaseSeen | None = None
         until = time.monotonic() + self.plan.seconds * _COMPARING
         for seen in self._effects:
             base = self.mends.base
@@ -264,6 +269,10 @@ class Fuzz:
             if numbers := base.numbers(seen.case, remedies, seen.view):
                 self.tally.changes.compared += 1
                 self.tally.changes.altered += numbers != seen.numbers
+                altered = altered or (seen if numbers != seen.numbers else None)
+        if explain and altered is not None and self.mends.base is not None:
+            until = time.monotonic() + self.plan.shrink_seconds
+            self.effect = Effect(altered, self.mends, self.mends.base, until).explain(self.folder / "effect")
 
     @property
     def looked_enough(self) -> bool:

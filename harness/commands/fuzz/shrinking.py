@@ -169,8 +169,7 @@ class Shrinking:
 
     def _cut(self) -> None:
         """Take one thing after the other away, as long as the case shows the same without it."""
-        while any(size(case) < size(self._smallest.case) and self._looked(case) for case in cuts(self._smallest.case)):
-            pass
+        reduced(self._smallest.case, self._looked)
         found = replace(self.seen.case, model=MODELS[0])  # the smallest may be too small to show it there
         if self._smallest.case.model != MODELS[0] and admits(found) and self._looked(found, anywhere=True):
             self._cut()
@@ -324,6 +323,13 @@ def size(case: Case) -> tuple[int, int, bytes]:
     """By which one case is smaller than another: the model first, whose name may be longer than that of a larger one."""
     data = encode_case(case)
     return MODELS.index(case.model) if case.model in MODELS else len(MODELS), len(data), data
+
+
+def reduced(case: Case, shows: Callable[[Case], bool]) -> Case:
+    """The case without all that it shows the same without, one thing after the other."""
+    while cut := next((one for one in cuts(case) if size(one) < size(case) and shows(one)), None):
+        case = cut
+    return case
 
 
 def cuts(case: Case) -> Iterator[Case]:

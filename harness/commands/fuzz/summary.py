@@ -69,11 +69,31 @@ class KnownFacts(Struct, kw_only=True):
     example: str = ""
 
 
+class EffectFacts(Struct, kw_only=True):
+    """The smallest case in which a right change alters a recorded value.
+
+    case     its file, beside which the traces lie; sizes: how large it is
+    place    of the first value that differs; base, tree: the two values
+    on_base  the base's verdict on it, or the first wrong value there
+    runs     smaller cases that were tried; partial: time was up
+    """
+
+    case: str
+    sizes: str
+    place: str
+    base: str
+    tree: str
+    on_base: str
+    runs: int
+    partial: bool = False
+
+
 class Summary(Struct, kw_only=True):
     """The result of a search.
 
     headline, remarks, meaning  how it is summed up, in sentences, and what its exit code means; not_seen: what did not run
     command     searches like this again; resume: continues it, where it was ended
+    effect      where a search found nothing and was to explain what the change does
     known_note  why bugs are known that this mode cannot reach; refused: why engines did not start, by model and reason
     """
 
@@ -93,6 +113,7 @@ class Summary(Struct, kw_only=True):
     findings: list[FindingFacts] = []
     unconfirmed: list[UnconfirmedFacts] = []
     set_aside: list[AsideFacts] = []
+    effect: EffectFacts | None = None
 
 
 def read_summary(folder: Path) -> Summary:

@@ -89,6 +89,15 @@ Shrink = Annotated[
         help="Search nothing: make this case smaller, a file with a finding whose time was up. --shrink-minutes limits it.",
     ),
 ]
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        rich_help_panel=_SEARCH,
+        help="If nothing is found: the smallest case in which the change alters a recorded value, with both values. "
+        "--shrink-minutes limits it.",
+    ),
+]
 Only = Annotated[
     list[str] | None,
     typer.Option(

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.check.confirm import agree
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.mode import Mode

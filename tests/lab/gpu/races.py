@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from torch import Tensor
 
-from eagletwin.harness.commands.compare.numbers import diff
+from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Jitter, Jittered, Pause, Record
