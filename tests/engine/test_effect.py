@@ -1,0 +1,45 @@
+"""The smallest case that shows what a right change does (`fuzz --explain`)."""
+
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.check.known import Mends
+from eagletwin.harness.commands.fuzz.effect import Effect
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.shrinking import size
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import read_case
+
+ENTRY = LEDGER["penalties"]
+
+
+def effect(host: Host, entry: str) -> Effect:
+    """Of the candidate fix of ENTRY as somebody's own patch, in the case of an entry, with time for a few smaller ones."""
+    assert ENTRY.remedy is not None
+    mends = Mends(host, RunSpec(patches=(replace(ENTRY.remedy, name="fix"),)))
+    assert mends.base is not None
+    seen = CaseSeen(block=0, case=LEDGER[entry].case, verdict=Verdict(status="equal"))
+    return Effect(seen, mends, mends.base, until=time.monotonic() + 5)
+
+
+def test_the_smallest_case_names_the_first_value_that_a_fix_alters_and_is_red_on_the_base(host: Host, tmp_path: Path) -> None:
+    of = effect(host, ENTRY.id)
+    found = of.explain(tmp_path)
+    assert found is not None
+    assert ENTRY.rule in found.on_base
+    assert found.base != found.tree
+    case = read_case(Path(found.case))
+    assert size(case) <= size(ENTRY.case)
+    base, tree = (trials.look_alone(case).verdict for trials in of._sides.values())
+    assert (base.status, base.rule, tree.status) == ("diverged", ENTRY.rule, "equal")
+    assert {file.name for file in tmp_path.iterdir()} == {"base", "tree", "case.json"}
+
+
+def test_a_case_in_which_the_base_records_the_same_shows_no_effect(host: Host, tmp_path: Path) -> None:
+    assert effect(host, "25015").explain(tmp_path / "effect") is None
+    assert not (tmp_path / "effect").exists()
