@@ -132,27 +132,31 @@ def resumed(folder: Path, options: "SearchOptions") -> "tuple[SearchOptions, Pas
 def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False) -> int:
     """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
     source = options.source
-    from .coverage import change_in
-
     if options.explain and source.difference is None and not options.run.patches:
         raise InputError(
             f"--explain, and it is not known what SGLang {source.called} changes",
             consequence="nothing was run",
             remedy="give a tree with uncommitted changes, a --patch or a --revert",
         )
-    measured = change_in(source, options.run.patches)
-    if measured.text:
-        tell(measured.text)
-    tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
-    from eagletwin.harness.check.trials import Trials
-    from eagletwin.harness.core.files import alone, new_run_folder
-    from eagletwin.harness.engines.host import Host
-
-    from .journal import JOURNAL, Journal
-    from .search import Fuzz
+    from eagletwin.harness.engines.start import Zygote
 
     with ExitStack() as stack:
-        host = Host(source=source, mode=options.run.mode)
+        zygote = stack.enter_context(Zygote(source, options.run.mode))
+        zygote.start()  # it imports SGLang while this process reads the change and imports torch
+        from .coverage import change_in
+
+        measured = change_in(source, options.run.patches)
+        if measured.text:
+            tell(measured.text)
+        tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
+        from eagletwin.harness.check.trials import Trials
+        from eagletwin.harness.core.files import alone, new_run_folder
+        from eagletwin.harness.engines.host import Host
+
+        from .journal import JOURNAL, Journal
+        from .search import Fuzz
+
+        host = Host(zygote)
         workers = stack.enter_context(_actors(options)) if options.address else _processes(host, options)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
         stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
