@@ -15,6 +15,7 @@ from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, exit_code, summary_facts, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.summary import SUMMARY
+from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
@@ -80,6 +81,17 @@ def test_a_search_of_a_change_that_is_not_known_says_so_on_top_and_strict_makes_
     assert text.splitlines()[1].strip().startswith("NOT SEEN  it is not known what 0123456789 changes"), text
     assert ("the change is not known, which --strict does not let pass" in text) == strict
     assert exit_code(searched(tmp_path, 20, run=RunSpec(strict=strict)), []) == EXIT_EQUAL  # a release
+
+
+def test_progress_says_how_much_of_the_change_ran(tmp_path: Path) -> None:
+    fuzz, lines = searched(tmp_path, 2), list[str]()
+    fuzz.progress, fuzz._told_at = lines.append, -1e9
+    fuzz.tally.changes.add(
+        Differs(base="1", functions=("m.f",), ran=("m.f",), statements={"m.f": ("f.py:1", "f.py:2")}, executed=("f.py:1",))
+    )
+    fuzz.tally.reached = 1
+    fuzz.tell()
+    assert lines[0].endswith("; changed statements run: 1 of 2, in 1 case")
 
 
 def test_excuses_are_counted_by_kind(tmp_path: Path) -> None:

@@ -322,6 +322,9 @@ class Fuzz:
         aside = sum(one.cases for one in self.asides.values() if one.signature in self.known)
         more = f", {known} with known bugs" if known else ""
         more += f", {aside} with what was found already" if aside else ""
+        if (differs := tally.changes.differs) is not None and differs.places:
+            ran = len(differs.places) - len(differs.unexecuted)
+            more += f"; changed statements run: {ran} of {len(differs.places)}, in {count(tally.reached, 'case')}"
         self.progress(
             f"{count(tally.cases, 'case')} in {self.seconds:.0f} s, {tally.cases / max(self.seconds, 0.1):.1f}/s{more}"
         )
