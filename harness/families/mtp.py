@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import llama
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 PREFIX = "model.mtp.layers.{}."
 

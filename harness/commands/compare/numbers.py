@@ -24,10 +24,9 @@ from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.harness.judge.distances import Distances
 from eagletwin.harness.judge.model import model_of
 
-from ..as_json import tell_result
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
-from ..result import DifferenceFacts, DiffFacts
+from ..result import DifferenceFacts, DiffFacts, tell_result
 
 
 @dataclass(frozen=True, slots=True)
