@@ -74,11 +74,6 @@ class Recipe:
         """The target's end-of-sequence token."""
         return self.target.vocab_size - 1
 
-    def ends_window(self, part: str) -> tuple[bool, ...]:
-        """Of each layer of the target or the draft: whether it has a window, and its rows slots of the window's own."""
-        shape = self.target if part == "target" else self.draft
-        return tuple(shape.window(layer) > 0 for layer in range(shape.num_layers))
-
     @property
     def kv_heads(self) -> int:
         """KV heads of the one that has fewer, target or draft: ranks share them out evenly. With latent attention each head has

@@ -1,6 +1,7 @@
 """Record what the worker does, stage by stage, without changing it. Called by drive.py before the first request."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 from typing import Any
@@ -133,9 +134,9 @@ class Taps:
         if self.states is not None:
             self.states.watch(self._wraps)
         if self._look_ups is not None:
-            self._look_ups.watch(self._wraps, self.writer.add_look_up)
+            self._look_ups.watch(self._wraps, partial(self.writer.add_numbered, "looked_up"))
         if self._reads is not None:
-            self._reads.watch(self._wraps, self.writer.add_read)
+            self._reads.watch(self._wraps, partial(self.writer.add_numbered, "read", ""))
         self._accepted.start()
         self._grammars.start()
         return self
@@ -193,10 +194,10 @@ class Taps:
         if self.states is not None:
             tensors["states"] = np.array([memory.own(request) for request in self.requests.values()], np.int64)
             tensors["state_cached"] = self.states.cached()
-        self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
+        self.writer.add_numbered("batch", "", tensors, {f"request.{name}": number for number, name in enumerate(held)})
 
     def _record_copy(self, request: str, restore: bool, slots: dict[str, Array]) -> None:
-        self.writer.add_copy(request, {"restore": int(restore)}, slots)
+        self.writer.add_numbered("copy", request, slots, {"restore": int(restore)})
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
         """What the next round begins with, of a batch that is done."""
@@ -304,7 +305,7 @@ class Taps:
     def _around_fed(self, call: Callable[..., Any], correct: list[int], *args: Any, **kwargs: Any) -> Any:
         """What chooses the steps is told how many drafts a batch accepted. Of what is told, the judge knows the rest."""
         size = kwargs.get("batch_size", args[0] if args else 0)
-        self.writer.add_fed({"batch_size": int(size)}, {"correct": np.array(correct, np.int64)})
+        self.writer.add_numbered("fed", "", {"correct": np.array(correct, np.int64)}, {"batch_size": int(size)})
         return call(correct, *args, **kwargs)
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
