@@ -46,7 +46,6 @@ _ORDER = [
     "verify",
     "events",
     "outputs",
-    "logprobs",
     "messages",
     "prefix_cache",
     "cached_rows",
