@@ -121,7 +121,7 @@ class Zygote:
     manager, or close it.
 
     watch  what its engines look for; as a rule what was changed in the source
-    front  with SGLang's HTTP front end: servers are forked from it, and no engines (servers.py)
+    front  with SGLang's HTTP front end: servers are forked from it, and no engines (tests/lab/servers.py)
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
 from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
+from ..result import AsJson
 from .typed import (
-    AsJson,
     AtOnce,
     Device,
     Draft,
