@@ -103,6 +103,8 @@ def not_seen(what: str) -> HarnessError:
     )
 
 
+# The guard.
+
 INTERRUPTED = "interrupted: nothing more was judged; a run folder that holds no verdict.json is of an interrupted run"
 
 _AGAIN_SECONDS = 0.01

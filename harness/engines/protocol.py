@@ -170,7 +170,7 @@ class Serve(Struct, frozen=True, tag=True, kw_only=True):
     """Caller -> zygote with a front end, with one end of a socket pair attached: a server of SGLang's for these checkpoints.
 
     model    the recipe whose checkpoints they are; "": somebody's own
-    port, log  tests/lab/servers.py fills both in: where it listens, if that is 0, and the file that takes what its processes print
+    port, log  tests/lab/servers.py fills both in: where it listens, if that is 0, and the file of what its processes print
     more     further arguments of SGLang's launch_server, as they are typed
     None     what SGLang takes by itself
     """

@@ -198,7 +198,7 @@ def confirm_sglang(named: str, root: str) -> None:
     """Take over the version that the caller names; raise ImportError if what was imported lies elsewhere than below `root`."""
     import sglang
 
-    global _version
+    global _sglang_version
     where = Path(sglang.__path__[0])
     if not where.samefile(Path(root) / "sglang"):
         raise ImportError(f"asked for the sglang in {root}, and Python imported the one in {where.parent}")

@@ -42,8 +42,6 @@ def let_cuda_be_the_cpu_for_states(shims: list[str]) -> None:
 
 
 def _replace(functions: Sequence[str], modules: Sequence[str], shims: list[str]) -> None:
-    import torch
-
     if torch.cuda.is_available():
         return
     if not any('device="cuda"' in inspect.getsource(sys.modules[name]) for name in modules if name in sys.modules):
