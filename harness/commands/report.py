@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # The page of a server's recordings: all of them by status, their time line, and the first that diverged in full.
 
 
-# `eagletwin judge` of a server's recordings: its checkpoints, loaded once for each type, and its page.
-
 _KINDS = {"equal": "right", "diverged": "wrong", "unknown": "doubt"}
 
 

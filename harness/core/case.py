@@ -442,8 +442,6 @@ def _on_one_line(numbers: re.Match[str]) -> str:
 # requests of the same prompt, all at once, each with all that was asked.
 
 
-# What SGLang is handed for a request: its samples, the whole prompt of a session's turn, and additions to its logits.
-
 LONGEST = "16"  # of the numbers that are added to a request's id
 
 

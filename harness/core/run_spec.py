@@ -15,8 +15,6 @@ from .errors import EXIT_UNKNOWN, exit_code_of
 from .patch import Patch
 from .verdict import DECLARED_VIEW, Verdict, View
 
-# The types that an engine may compute in. Imports nothing slow: modes, traces and bounds are named by them.
-
 # float32 is the mode in which the judge can decide every choice; bfloat16 is what users run, and makes part of the choices ties
 Dtype = Literal["float32", "bfloat16"]
 

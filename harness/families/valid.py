@@ -20,9 +20,6 @@ from .dimensions import DIMENSIONS, FEATURES
 # What of a case several ranks run that share the work of each layer (`--tp`).
 
 
-# What of a case a mode runs, whatever the release: on a GPU, in bfloat16, on several ranks, in a pipeline.
-
-
 def not_on_ranks(case: Case, ranks: int) -> str:
     """Why so many ranks do not run this case; empty if they do."""
     recipe, settings = RECIPES[case.model], case.engine.sglang

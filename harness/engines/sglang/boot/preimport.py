@@ -29,8 +29,6 @@ from . import cuda, front_end
 # away.
 
 
-# A faster import and build: names and configurations remembered, and torch's compiler left out where it is turned off.
-
 _MODULE = "transformers.utils.import_utils"
 
 

@@ -261,9 +261,6 @@ class Underway:
 # The committed KV rows of requests, recorded where they are new or have changed.
 
 
-# KV rows that are recorded: those committed, where they are new or have changed, and those of a draft()'s scratch slots.
-
-
 class ChangedRows:
     """Remembers the rows that it found last, of each request in each pool."""
 

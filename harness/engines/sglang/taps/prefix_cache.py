@@ -153,8 +153,6 @@ def _poison(pool: Any, slots: Tensor | slice) -> None:
 # when the iteration begins, or the batch, is something else: a retraction evicts before the look-up, and the batch behind it.
 
 
-# What the prefix cache has when a request is looked up in it, and before a retraction.
-
 # request, and slots by name
 LookedUp = Callable[[str, dict[str, Array]], None]
 
