@@ -29,7 +29,7 @@ from .stand_ins.stubs import Ends
 from .taps.stages import EarlierStage, LastStage, PlainTaps, Unrecorded, Unwaited
 from .taps.taps import Taps, TapsV1
 
-# Seeded pauses between the streams of a GPU, so that a wait that is missing shows. Called by drive.py.
+# Seeded pauses between the streams of a GPU, so that a wait that is missing shows.
 #
 # Streams are ordered where one records an event and another waits for it, and begin new work where the process enters or
 # leaves a stream. After each such call, by chance, the stream on which work goes on sleeps for a while. The answers must not
