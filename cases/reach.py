@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.modes import not_in_stages
-from eagletwin.harness.families.valid import admits, check_case
+from eagletwin.harness.families.valid import admits, check_case, not_in_stages
 
 from .entry import Entry
 

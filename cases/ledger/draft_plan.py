@@ -10,8 +10,8 @@ They do not say how a server `loses` by it: `acceptance` asks no server with the
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request
-from eagletwin.harness.core.mode import FLASHMLA_PAGE
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import FLASHMLA_PAGE
 
 from ..entry import Entry, Needs, OnCuda
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import CPU, Mode, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve

@@ -1,8 +1,8 @@
-"""Which known bugs a divergence shows: those of the ledger whose candidate fixes make the same case equal."""
+"""The known bugs that a divergence shows: those of the ledger whose candidate fixes make the same case equal."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,19 +12,41 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.changed_code import changed
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source, at_hand
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions import DIMENSIONS
 
-from .base import base_of
-from .kind import covers, kind_of, likeness
-from .trials import Trial, Trials
+from .trials import Trial, Trials, base_of
+
+# The dimensions by which a case is compared with those of the ledger.
+#
+# A new field of a case is one of its dimension's `kinds`, or has a reason in tests/harness/test_kind.py why no bug needs it.
+
+Kind = Mapping[str, bool]
+KINDS = {name: has for dimension in DIMENSIONS.values() for name, has in dimension.kinds.items()}
+
+
+@lru_cache(1024)  # each case of a search is compared with each of the ledger
+def kind_of(case: Case) -> Kind:
+    """Of each of KINDS whether the case has it."""
+    return {name: has(case) for name, has in KINDS.items()}
+
+
+def covers(needed: Kind, kind: Kind) -> bool:
+    """Whether a case of this kind has all that is needed."""
+    return all(kind[name] for name, needs in needed.items() if needs)
+
+
+def likeness(one: Kind, other: Kind) -> int:
+    """In how many dimensions two cases agree."""
+    return sum(one[name] == other[name] for name in KINDS)
+
 
 # Whether the code that a remedy edits is, in another SGLang, as in the newest release.
 

@@ -16,11 +16,9 @@ import msgspec
 
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case, without_defaults
-from eagletwin.harness.core.environment import installed
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
-from eagletwin.harness.core.exits import guarded
-from eagletwin.harness.core.mode import CPU
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of, guarded
+from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Limits, RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.engines.difference import PATCH, keep
@@ -198,8 +196,8 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
         return EXIT_EQUAL
     source = _source(options.sglang, tree, sglang)
     from eagletwin.harness.core.files import new_run_folder
-    from eagletwin.harness.engines.cuda_here import missing_for_cuda
     from eagletwin.harness.engines.host import Host, WouldNotStart
+    from eagletwin.harness.engines.machine import missing_for_cuda
 
     from .confirm import check
 

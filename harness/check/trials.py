@@ -1,4 +1,4 @@
-"""Try many cases quickly: reused forks, each verdict remembered, and nothing kept but what is asked for.
+"""Try many cases quickly, on an SGLang and on the base of its change: reused forks, each verdict remembered, no files left.
 
 What fuzz and the pytest plugin search with. A trial is a first look: whatever it finds is confirmed by check.confirm.
 """
@@ -11,15 +11,22 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from eagletwin.cases.entry import Probe
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
+from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.verdict import Divergence, Verdict, View
+from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import EngineProcess, Host
+from eagletwin.harness.engines.provision import releases
+from eagletwin.harness.engines.source import Source, at_hand
 from eagletwin.harness.judge.judge import judge
 
 # The verdict of one run, by its RunSpec.
@@ -156,3 +163,99 @@ def _apart_from_when(header: Header) -> Header:
 
 def _canonical(case: Case) -> bytes:
     return encode_case(replace(case, name="case"))
+
+
+# The SGLang beside which a change is looked at: what a case shows there as well is not the change's.
+#
+# A remedy may mend more than its own bug: one that widens a buffer also hides that a change made the buffer too small. So what
+# is wrong with a change and equal with a remedy is a known bug's only if it is wrong without the change, too.
+
+
+class Base:
+    """`run` on the SGLang without the change: a release, as `host` has it. called: what messages call it."""
+
+    def __init__(self, host: Host, run: RunSpec) -> None:
+        self._host, self.run = host, run
+        self.called = f"SGLang {host.source.called}"
+        self.refused = ""  # why it could not be asked, the last time
+
+    def right(self, case: Case, remedies: Collection[Patch], view: View) -> bool:
+        """Whether all of a case is right there, with these remedies. False where it cannot be asked: `refused` says why."""
+        try:
+            trial = self.trials(remedies, view).look_alone(replace(case, exercises=()))
+        except EagletwinError as error:
+            self.refused = " ".join(error.cause.split())
+            return False
+        self.refused = ""
+        return trial.clean
+
+    def numbers(self, case: Case, remedies: Collection[Patch], view: View) -> str:
+        """A digest of all that a case records there (Trial.numbers). "" where it cannot be asked."""
+        try:
+            return self.trials(remedies, view).look_alone(case).numbers
+        except EagletwinError:
+            return ""
+
+    def trials(self, remedies: Collection[Patch], view: View) -> Trials:
+        """Runs cases there, with these remedies."""
+        patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
+        return Trials(self._host, replace(self.run, patches=patches, view=view))
+
+
+def base_of(host: Host, run: RunSpec) -> Base | None:
+    """What a run is to be compared with: the base that its SGLang names; else of a tree its release, or the one that is
+    installed; of an SGLang that patches change, the same without them, but for remedies of the ledger, which the search is to
+    look past. None: nothing is changed in it, or no release is at hand."""
+    remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in LEDGER.values()))
+    if not (host.source.tree or host.source.base):
+        return None if remedies == run.patches else Base(host, replace(run, patches=remedies, changes=()))
+    try:
+        release = host.source.base or _release_of(host.source)
+    except EagletwinError:  # a release of the cache that is damaged, where there is no network
+        release = None
+    return (
+        None if release is None else Base(host.beside(release), replace(run, sglang=release.name, patches=remedies, changes=()))
+    )
+
+
+def _release_of(tree: Source) -> Source | None:
+    """The release that a tree was made from, or the installed one's; None if the tree is that, or it is not at hand."""
+    version = tree.called.partition("+")[0]
+    if tree.called == version and version in releases():
+        return None
+    return at_hand(version if version in releases() else installed("sglang"))
+
+
+# Ask a release by one call: the ledger's probes (cases/entry.py), whose bugs no case reaches without a GPU.
+
+
+def ask(probe: Probe, host: Host, patches: tuple[Patch, ...] = ()) -> Verdict:
+    """Make the call, with these changes in memory, and compare its rows: the first that differs is the divergence."""
+    call = probe.call
+    answered = host.probe(protocol.Probe(call.name, dict(call.given), patches))
+    for number, row in enumerate(call.expected):
+        actual = answered[number] if number < len(answered) else []
+        if actual != row:
+            first = Divergence(
+                rule=probe.rule,
+                request="",
+                round=0,
+                stage="draft.decode",
+                step=number + 1,
+                iteration=0,
+                index=f"{call.what} {number + 1}",
+                expected=str(row),
+                actual=str(actual),
+            )
+            return Verdict(status="diverged", rule=probe.rule, first=first)
+    return Verdict(status="equal", checked={probe.rule: len(call.expected)})
+
+
+def probe_text(probe: Probe, verdict: Verdict, release: str) -> str:
+    """What came of it, as a report would have it."""
+    lines = [f"{verdict.status.upper()}  {probe.id} on SGLang {release} (cpu, one function called alone)"]
+    if verdict.first is not None:
+        lines += ["", f"  {verdict.rule}"]
+        parts = (("index", verdict.first.index), ("expected", verdict.first.expected), ("actual", verdict.first.actual))
+        lines += [f"  {name:9} {value}" for name, value in parts]
+    return "\n".join(lines) + "\n"

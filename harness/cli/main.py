@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from eagletwin.harness.commands.acceptance.command import acceptance
-from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.compare.command import compare, old_arguments
@@ -25,8 +24,8 @@ from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.commands.result import print_error
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError, guarded
 from eagletwin.harness.core.terminal import bound_columns
 
 app = typer.Typer(

@@ -12,9 +12,8 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .as_json import tell_result, with_json
 from .options import DEFAULT_RUNS, ENGINE, Runs
-from .result import CheckFacts
+from .result import CheckFacts, tell_result, with_json
 from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, STRICT, run_options
 
 if TYPE_CHECKING:

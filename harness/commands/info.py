@@ -9,9 +9,8 @@ from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count, each, fold, width
 
-from .as_json import tell_result, with_json
-from .doctor.command import doctor
-from .result import ReleaseFacts, ReleasesFacts
+from .doctor import doctor
+from .result import ReleaseFacts, ReleasesFacts, tell_result, with_json
 
 info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")

@@ -10,8 +10,7 @@ from eagletwin.harness.core.errors import InputError, exit_code_of
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .as_json import tell_result, with_json
-from .result import JudgeFacts, RecordedFacts
+from .result import JudgeFacts, RecordedFacts, tell_result, with_json
 from .run_options import JUDGING, run_options
 
 if TYPE_CHECKING:
@@ -124,11 +123,11 @@ def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> 
     from eagletwin.harness.check.argument import WIDTH
     from eagletwin.harness.page.render import write_page
 
-    from .recorded_page import session_page
+    from .report import session_page
 
     weigh, again = None, spec.command("judge", folder)
     if pair[0]:
-        from .recorded_page import weighing
+        from .report import weighing
 
         weigh = weighing(*pair, device)
         again += f" --target {shlex.quote(pair[0])} --draft {shlex.quote(pair[1])}"

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from eagletwin.cases.entry import Probe
 from eagletwin.harness.check.confirm import Outcome, check, conclude, confirm, play
-from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.check.repro import write_script
-from eagletwin.harness.check.trials import judge_run
+from eagletwin.harness.check.trials import ask, judge_run, probe_text
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.files import new_run_folder
-from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.provision import NotFetched

@@ -9,8 +9,7 @@ import typer
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import check_writable
-from eagletwin.harness.core.mode import Attention, Dtype, Mode
-from eagletwin.harness.core.run_spec import Kernels
+from eagletwin.harness.core.run_spec import Attention, Dtype, Kernels, Mode
 from eagletwin.harness.core.verdict import View
 
 # Panels of --help. The options of one command alone are in panels of its own, or in "Options".
@@ -322,7 +321,7 @@ def check_stages(pp: int, device: str, tp: int, *, overlap: bool) -> None:
 
 def must_have_cuda(gpus: int = 1, attention: Attention = "triton") -> None:
     """Raises InputError that says what the CUDA engine lacks here."""
-    from eagletwin.harness.engines.cuda_here import missing_for_cuda
+    from eagletwin.harness.engines.machine import missing_for_cuda
 
     missing = missing_for_cuda(gpus, attention)
     if missing:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.engines.record_options import RecordOptions, environment
+from eagletwin.harness.engines.protocol import RecordOptions, environment
 
 from .options import tell
 

@@ -13,9 +13,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .case import Case
 from .differs import Differs
-from .mode import Dtype
+from .run_spec import Dtype
 
-# Jitter: seeded pauses on the streams of a GPU, and where they fell in a run. engines/sglang/jitter.py makes them.
+# Jitter: seeded pauses on the streams of a GPU, and where they fell in a run. engines/sglang/drive.py makes them.
 
 
 class Jitter(Struct, frozen=True):

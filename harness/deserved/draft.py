@@ -5,6 +5,7 @@ EAGLE-3 head which has none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +20,29 @@ from eagletwin.reference.eagle import EagleHead, Head, draft_rows
 from eagletwin.reference.llama import Weights
 
 from .checkpoint import Checkpoint
-from .device import on
+
+# Where torch may compute. No SGLang has to be there.
+
+
+def on(device: "torch.device") -> AbstractContextManager[object]:
+    """Where new tensors go. torch's own context takes each operation through Python, so it is entered where it makes a
+    difference, and once."""
+    import torch
+
+    return nullcontext() if torch.get_default_device().type == device.type else device
+
+
+def check_device(device: str) -> None:
+    """Raises InputError for a GPU that torch does not see."""
+    import torch  # the command line reads the options before that
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "torch is built without CUDA" if torch.version.cuda is None else "torch sees no NVIDIA GPU",
+            consequence="nothing was run",
+            remedy="use --device cpu, or a machine where `nvidia-smi` shows a GPU and torch has CUDA",
+        )
+
 
 # Which states a draft consumes: behind the target's final norm, in front of it, or what these layers (from 0) hand on.
 States = Literal["post_norm", "pre_norm"] | tuple[int, ...]

@@ -18,8 +18,7 @@ from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere,
 from eagletwin.reference.growth import Growth, View, candidates
 from eagletwin.reference.mtp import draft_extends
 
-from .device import on
-from .draft import DraftModel
+from .draft import DraftModel, on
 
 NO, YES, EITHER = 0, 1, 2
 

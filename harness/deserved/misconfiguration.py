@@ -15,7 +15,7 @@ from .checkpoint import Checkpoint
 from .conditions import Seen
 from .draft import DraftModel, Shared, States, modern, rounded
 from .follow import Followed, Shape
-from .pair import Pair
+from .precision import Pair
 from .rounds import compare
 from .statistics import Text
 from .target import Read

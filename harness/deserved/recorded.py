@@ -18,8 +18,7 @@ from eagletwin.harness.judge.compare import divergence_of
 from eagletwin.harness.judge.replay import RequestReplay, Round, replay_requests
 
 from .follow import Shape, chain_logits
-from .pair import Pair
-from .precision import off_by, stored_rows
+from .precision import Pair, off_by, stored_rows
 from .rounds import Cuts, compare
 from .server import Answer, Started
 from .target import Read

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from .follow import Followed, Shape
-from .pair import Pair
+from .precision import Pair
 from .server import Answer, Way
 from .target import Read
 

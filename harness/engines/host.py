@@ -16,20 +16,18 @@ from types import TracebackType
 
 import msgspec
 
-from eagletwin.harness.core.case import Case, Event, Request, encode_case
+from eagletwin.harness.core.case import Case, Event, Request, encode_case, expanded
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
-from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
-from eagletwin.harness.core.request_inputs import expanded
-from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, Kernels, Limits
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_LIMITS, Kernels, Limits, Mode
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.weights import model_pair
 
 from . import plain_decode, protocol
-from .compilers import MOST_SECONDS, answers_within
+from .machine import MOST_SECONDS, answers_within
 from .plain_decode import of_both
 from .source import INSTALLED, Source
 from .start import Zygote

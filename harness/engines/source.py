@@ -1,5 +1,6 @@
 """Which SGLang an engine runs: the installed one, a published release, or a source tree as it is; and what to call it."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -15,12 +16,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagletwin.harness.core.differs import Watch, shortened
-from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.files import cache_folder, installed
 
-from .difference import DOCUMENTS, Difference, File, content_of, difference, since_commit, since_release, watch_of
-from .provision import changed_since_release, files_below, files_of_package, is_there, lock, provide, record_of, releases
+from .difference import (
+    DOCUMENTS,
+    Difference,
+    File,
+    content_of,
+    difference,
+    since_commit,
+    since_release,
+    watch_of,
+)
+from .provision import (
+    changed_since_release,
+    files_below,
+    files_of_package,
+    is_there,
+    lock,
+    provide,
+    record_of,
+    releases,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,3 +440,38 @@ def _files(left: Source, right: Source) -> list[File]:
     if sum(file.path.endswith(".py") for file in differ) > MOST:
         raise TooMany(f"they differ in {len(differ)} files")
     return differ
+
+
+# The SGLang that this very process imports, such as that of pytest: it is put in place before the first import, and no SGLang
+# is imported here. Engine processes get theirs through PYTHONPATH (start.py).
+
+_PACKAGE = "sglang"
+
+
+def use(source: Source) -> None:
+    """Make this process import the SGLang of `source`. Raises HarnessError if it has imported another one."""
+    for path in reversed([str(path) for path in source.paths]):
+        with contextlib.suppress(ValueError):
+            sys.path.remove(path)
+        sys.path.insert(0, path)
+    expected, module = init_file(source), sys.modules.get(_PACKAGE)
+    if module is None or expected is None:
+        return
+    found = module.__file__
+    if found is None or not Path(found).parent.samefile(expected.parent):  # the files themselves may be links to one
+        raise HarnessError(
+            f"this process has already imported the SGLang in {found}, and the one in {expected} is wanted",
+            consequence="nothing was run: the results would be those of another SGLang",
+            remedy="run these tests in a process of their own",
+        )
+
+
+def init_file(source: Source) -> Path | None:
+    """Path of `sglang/__init__.py` of this SGLang, without importing it. None if it has no such file."""
+    if source.paths:
+        return source.paths[0] / _PACKAGE / "__init__.py"
+    module = sys.modules.get(_PACKAGE)
+    if module is not None:
+        return Path(module.__file__) if module.__file__ else None
+    found = importlib.util.find_spec(_PACKAGE)
+    return Path(found.origin) if found is not None and found.origin else None

@@ -4,25 +4,113 @@ The command line starts a zygote first of all, then imports torch and the judge,
 the zygote, and speaks with it.
 """
 
+import atexit
 import contextlib
 import os
+import pkgutil
 import select
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from eagletwin.harness.core.differs import Watch
-from eagletwin.harness.core.environment import RUN_MODULE
-from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.files import RUN_MODULE, cache_folder
+from eagletwin.harness.core.run_spec import CPU, Mode
 
-from . import prefork, protocol
+from . import protocol
 from .source import INSTALLED, Source
+
+# The caller's side of the process from which zygotes are forked: it has imported torch and what else every SGLang imports.
+
+_MODULE = "eagletwin.harness.engines.sglang.processes.ancestor"
+
+_standing: "_Ancestor | None" = None
+
+
+class Leash:
+    """A zygote, as subprocess.Popen has a process. Its ancestor holds the other end of a connection: it ends the zygote when
+    something is said at this end, and shuts the other when the zygote has ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection.detach()  # -1: the zygote has ended
+
+    def poll(self) -> int | None:
+        """None: it runs."""
+        return 0 if self._connection < 0 or select.select([self._connection], [], [], 0)[0] else None
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self._connection, b".")
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._connection < 0:
+            return 0
+        if not select.select([self._connection], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(_MODULE, timeout or 0.0)
+        os.close(self._connection)
+        self._connection = -1
+        return 0
+
+
+class _Ancestor:
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.packages = _packages(os.environ)
+        self.connection, theirs = socket.socketpair()
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*RUN_MODULE, _MODULE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            self._process.returncode = 0  # nobody waits for it: it ends when the last that can ask it does
+        atexit.register(self.connection.close)
+
+    @property
+    def ended(self) -> bool:
+        """It says nothing on its own."""
+        return bool(select.select([self.connection], [], [], 0)[0])
+
+
+def _packages(environment: Mapping[str, str]) -> str | None:
+    """What decides which others' packages are imported."""
+    return environment.get("PYTHONPATH")
+
+
+def may_fork(source: Source) -> bool:
+    """Whether this SGLang imports others' packages as an ancestor does: it comes with none of its own, as releases do that pin
+    another transformers."""
+    paths = [str(path) for path in source.paths if str(path) not in sys.path]
+    own = {module.name for module in pkgutil.iter_modules(paths)} - {"sglang"}
+    return not own and (_standing is None or _standing.ended or _standing.packages == _packages(os.environ))
+
+
+def fork(environment: Mapping[str, str], words: list[str], connection: socket.socket, log: Path) -> Leash:
+    """A zygote in this environment, with these arguments, which answers at this connection and prints into this file; of
+    an SGLang for which may_fork holds.
+
+    Returns at once. What the ancestor imports itself does not depend on the environment of one zygote."""
+    global _standing
+    if _standing is not None and _standing.ended:
+        _standing.connection.close()
+        _standing = None
+    if _standing is None:
+        _standing = _Ancestor(environment, log)
+    ours, theirs = socket.socketpair()
+    asked = protocol.Import(dict(environment), words, os.getcwd(), str(log))
+    with theirs, contextlib.suppress(OSError):  # it has just ended: what waits for the zygote finds it gone
+        protocol.send(_standing.connection, asked, connection.fileno(), theirs.fileno())
+    return Leash(ours)
+
 
 # What ends a server does it by force, so this is never reached but on a machine that stands still.
 _END_SECONDS = 30.0
@@ -33,7 +121,7 @@ class Zygote:
     manager, or close it.
 
     watch  what its engines look for; as a rule what was changed in the source
-    front  with SGLang's HTTP front end: servers are forked from it, and no engines (servers.py)
+    front  with SGLang's HTTP front end: servers are forked from it, and no engines (tests/lab/servers.py)
     """
 
     def __init__(
@@ -43,7 +131,7 @@ class Zygote:
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()
-        self._process: subprocess.Popen[bytes] | prefork.Leash | None = None
+        self._process: subprocess.Popen[bytes] | Leash | None = None
         self._log: Path | None = None
         self._scratch = ""  # TMPDIR of the engine processes: SGLang leaves files in it at each start
 
@@ -77,8 +165,8 @@ class Zygote:
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
             module = _WITH_FRONT_END if self.front else _MODULES[self.mode.device]
-            if module == _MODULES["cpu"] and prefork.may_fork(self.source):
-                self._process = prefork.fork(environment, self._named(), self._theirs, self._log)
+            if module == _MODULES["cpu"] and may_fork(self.source):
+                self._process = fork(environment, self._named(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
                 [*RUN_MODULE, module, str(self._theirs.fileno()), *self._named()],

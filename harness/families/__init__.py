@@ -1,6 +1,6 @@
 """Model families: all of a family but its arithmetic, which is in `reference/`. One file a family.
 
-RECIPES has the recipes of all families by name, FAMILIES the families. family.py says what a family's file holds; a new family
+RECIPES has the recipes of all families by name, FAMILIES the families. recipe.py says what a family's file holds; a new family
 is one such file and its name in the list below. weights.py makes a recipe's numbers, store.py writes its checkpoint, valid.py
 says which cases and traces a recipe admits.
 """
@@ -22,8 +22,7 @@ from . import (
     standalone,
     step3p5,
 )
-from .family import Family
-from .recipe import Recipe
+from .recipe import Family, Recipe
 
 FAMILIES: dict[str, Family] = {
     family.name: family

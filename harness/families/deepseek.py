@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ExpertShape, LatentShape, RopeScaling
 
-from .family import Family, Part
 from .mtp import joined_layer
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from eagletwin.reference.eagle import Head
     from eagletwin.reference.sizes import LlamaShape
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 # A latent of 512 and a turning part of 64 are what SGLang's attention kernels choose their blocks for; the rest is small.
 _LATENT = LatentShape(query_rank=32, rank=512, rope=64, plain=32, value=32)

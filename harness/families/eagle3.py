@@ -8,50 +8,34 @@ target's last layer, the final norm and the rows of the LM head, each with noise
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .family import Family, Part
 from .llama import llama_layer, target_part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
-RECIPES = (
-    Recipe(
-        name="llama-eagle3-full",
-        family="llama_eagle3",
-        target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
-        draft=llama_shape(32, 1, 2, 2, 96),
-        intermediate_size=48,
-        max_position=4096,
-        seed=40,
-        noise=0.05,
-        attention_gain=0.06,
-        mlp_gain=0.06,
-        target_hidden="aux",
-        min_share=0.08,
-    ),
-    Recipe(
-        name="llama-eagle3",
-        family="llama_eagle3",
-        target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
-        draft=llama_shape(32, 1, 2, 2, 96),
-        intermediate_size=48,
-        max_position=4096,
-        seed=41,
-        noise=0.05,
-        attention_gain=0.06,
-        mlp_gain=0.06,
-        target_hidden="aux",
-        min_share=0.06,
-        draft_vocab_size=64,
-    ),
+_FULL = Recipe(
+    name="llama-eagle3-full",
+    family="llama_eagle3",
+    target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
+    draft=llama_shape(32, 1, 2, 2, 96),
+    intermediate_size=48,
+    max_position=4096,
+    seed=40,
+    noise=0.05,
+    attention_gain=0.06,
+    mlp_gain=0.06,
+    target_hidden="aux",
+    min_share=0.08,
 )
+RECIPES = (_FULL, replace(_FULL, name="llama-eagle3", seed=41, min_share=0.06, draft_vocab_size=64))
 
 # Scores of a row with itself of 4 * SELF**2 = 13 at heads of 16, and with others of a standard deviation a quarter of that:
 # most of the attention is a row's own, and the rest is context.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import GemmaShape
 
-from .family import Family, Part, sizes
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape, sizes
 from .windows import ENDING, ENVIRONMENT, WINDOW
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from eagletwin.reference.eagle import Head
     from eagletwin.reference.sizes import LlamaShape
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 _PLAIN = replace(llama_shape(32, 4, 2, 1, 96), gemma=GemmaShape(theta=1e6, pairs=2, cap=30.0))
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from eagletwin.reference.sizes import ClampedExperts
 
 from . import eagle3
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 from .windows import ENDING, ENVIRONMENT
 
 if TYPE_CHECKING:
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 _EXPERTS = ClampedExperts(count=4, chosen=2, inner=32, limit=7.0, steepness=1.702)
 _PLAIN = llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2))

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
     from eagletwin.reference.eagle import Head
 
-    from .family import Normal, Weights
-    from .recipe import Recipe
+    from .recipe import Normal, Recipe, Weights
 
     Part = Callable[[Recipe, Normal], Weights]
 

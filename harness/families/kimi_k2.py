@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from eagletwin.reference.sizes import ExpertShape, LatentShape
 
 from . import deepseek, eagle3
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.sizes import LlamaShape
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 # Queries are made of a latent vector that has room for an embedding and a state, which a head's queries are to hold.
 _LATENT = LatentShape(query_rank=128, rank=512, rope=64, plain=32, value=32)

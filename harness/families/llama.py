@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from eagletwin.reference.eagle import Head
     from eagletwin.reference.sizes import LlamaShape
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 RECIPES = (
     Recipe(

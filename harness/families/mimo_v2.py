@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 from .windows import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
 
 if TYPE_CHECKING:
-    from .family import Weights
+    from .recipe import Weights
 
 RECIPES = both_windows(
     Recipe(

@@ -6,54 +6,37 @@ Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import llama
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 PREFIX = "model.mtp.layers.{}."
 
-RECIPES = (
-    Recipe(
-        name="llama-mtp",
-        family="llama_mtp",
-        target=llama_shape(32, 1, 2, 2, 96),
-        draft=llama_shape(32, 1, 2, 2, 96),
-        intermediate_size=48,
-        max_position=4096,
-        seed=61,
-        noise=0.09,
-        attention_gain=0.6,
-        mlp_gain=0.6,
-        target_hidden="post_norm",
-        min_share=0.05,
-        mtp_layers=4,
-    ),
-    Recipe(
-        name="llama-mtp-chain",
-        family="llama_mtp",
-        target=llama_shape(32, 1, 2, 2, 96),
-        draft=llama_shape(32, 1, 2, 2, 96),
-        intermediate_size=48,
-        max_position=4096,
-        seed=62,
-        noise=0.09,
-        attention_gain=0.6,
-        mlp_gain=0.6,
-        target_hidden="post_norm",
-        min_share=0.05,
-        mtp_layers=4,
-        chained=True,
-    ),
+_PLAIN = Recipe(
+    name="llama-mtp",
+    family="llama_mtp",
+    target=llama_shape(32, 1, 2, 2, 96),
+    draft=llama_shape(32, 1, 2, 2, 96),
+    intermediate_size=48,
+    max_position=4096,
+    seed=61,
+    noise=0.09,
+    attention_gain=0.6,
+    mlp_gain=0.6,
+    target_hidden="post_norm",
+    min_share=0.05,
+    mtp_layers=4,
 )
+RECIPES = (_PLAIN, replace(_PLAIN, name="llama-mtp-chain", seed=62, chained=True))
 
 
 def layers_of(recipe: Recipe, one: Callable[[], Weights]) -> Weights:

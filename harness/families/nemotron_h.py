@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from eagletwin.reference.sizes import ExpertShape, ScanShape
 
 from . import hybrid
-from .family import Family, Part
 from .mtp import joined_layer
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 _SCAN = ScanShape(heads=4, width=16, groups=2, state=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="sigmoid", shared=True)

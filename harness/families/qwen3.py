@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import eagle3
-from .family import Family, Part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from .family import Weights
+    from .recipe import Weights
 
 
 def _recipe(name: str, seed: int, min_share: float, *, draft_layers: int = 1, **others: Any) -> Recipe:

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import hybrid
-from .family import Family, Part
 from .mtp import joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, stored
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 _PLAIN = replace(llama_shape(32, 3, 2, 1, 96, qk_norm=True), head_dim=32, turning=8, gated=True)
 

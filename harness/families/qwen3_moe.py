@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from eagletwin.reference.sizes import ExpertShape
 
 from . import eagle3
-from .family import Family, Part
 from .llama import llama_layer
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 # Experts are as wide as the head's own feed-forward layer, which is the first one's with noise.
 _INNER = 48

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
 from . import hybrid
-from .family import Family, Part
 from .mtp import joined_layer
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 DELTA = DeltaShape(key_heads=2, value_heads=4, key=16, value=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="softmax", shared=True)

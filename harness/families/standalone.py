@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .family import Family, Part
 from .llama import target_part
-from .recipe import Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 RECIPES = (
     Recipe(

@@ -15,11 +15,10 @@ from safetensors.torch import save
 from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.core.mode import Dtype
+from eagletwin.harness.core.run_spec import Dtype
 
 from . import RECIPES, adapters, family_of, llama
-from .family import Part, sizes
-from .recipe import Recipe
+from .recipe import Part, Recipe, sizes
 from .weights import ModelPair, model_pair, other_pair
 
 

@@ -1,4 +1,4 @@
-"""Which cases the recipes admit, and the cases of strangers read and checked by that.
+"""Which cases the recipes admit and the modes run, and the cases of strangers read and checked by that.
 
 core/case.py says what a case looks like, field by field; each dimension has the rules that tie its fields to others and to the
 model.
@@ -8,14 +8,119 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case
+from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, expanded
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
-from eagletwin.harness.core.request_inputs import expanded
-from eagletwin.harness.core.terminal import nearest
+from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
+from eagletwin.harness.core.terminal import count, nearest
 
 from . import RECIPES
 from .dimensions import DIMENSIONS, FEATURES
+
+# What of a case several ranks run that share the work of each layer (`--tp`).
+
+
+def not_on_ranks(case: Case, ranks: int) -> str:
+    """Why so many ranks do not run this case; empty if they do."""
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    if recipe.kv_heads % ranks:
+        return f"{case.model} has {count(recipe.kv_heads, 'KV head')}, which cannot be divided among {ranks} ranks"
+    if ranks > 1 and (why := _not_with(case, "tp")):
+        return why
+    if ranks > 1 and settings.update_weights.startswith("distributed"):
+        return "weights that another process broadcasts, to several ranks: not tried"
+    return ""
+
+
+# What of a case a pipeline runs: SGLang's stages with EAGLE, and what of them is judged.
+
+
+def not_in_stages(case: Case, stages: int) -> str:
+    """Why a pipeline of so many stages does not run this case; empty if it does."""
+    recipe = RECIPES[case.model]
+    if recipe.algorithm != "EAGLE" or recipe.mtp_layers or recipe.frozen:
+        return "SGLang's stages run EAGLE with a head of one layer alone"
+    if recipe.target.num_layers < stages:
+        return f"its target has {count(recipe.target.num_layers, 'layer')}, and there are {stages} stages"
+    if recipe.target.states or recipe.target.routed or recipe.window:
+        return "of states, experts and windows a stage's own part is not judged"
+    return _not_with(case, "pp")
+
+
+_WHERE = {"pp": "in a pipeline", "tp": "on several ranks", "device": "on a GPU", "dtype": "in bfloat16"}
+
+
+def _not_with(case: Case, option: str) -> str:
+    """Why what the case has is not run with this option of a mode; empty if it is."""
+    having = (one for one in DIMENSIONS.values() if option in one.modes and one.has(case))
+    return next((f"{one.words} {_WHERE[option]}: {one.modes[option]}" for one in having), "")
+
+
+def not_driven(case: Case, mode: Mode) -> str:
+    """Why eagletwin does not run this case in this mode; empty if it does."""
+    reasons = (_not_by_the_backend, _not_on_several, _not_on_a_gpu, _not_in_bfloat16)
+    return next((why for reason in reasons if (why := reason(case, mode))), "")
+
+
+def runs_in(case: Case, mode: Mode) -> bool:
+    """Whether a search in this mode draws such a case: eagletwin runs it, and SGLang starts."""
+    # SGLang's graphs do not start with it: it has a place for one token of each request, and verify has several
+    in_torch = bool(mode.graphs) and bool(case.adapters) and case.engine.sglang.lora_backend == "torch_native"
+    return not in_torch and not not_driven(case, mode)
+
+
+def _not_by_the_backend(case: Case, mode: Mode) -> str:
+    recipe = RECIPES[case.model]
+    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
+        return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
+    if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
+        return (
+            f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
+        )
+    if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
+        return (
+            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
+            f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
+        )
+    return ""
+
+
+def _not_on_several(case: Case, mode: Mode) -> str:
+    if mode.pp > 1 and (mode.device == "cuda" or mode.tp > 1 or mode.overlap):
+        return "a pipeline on a GPU, of several ranks a stage, or with overlap: not tried"
+    if mode.pp > 1 and (why := not_in_stages(case, mode.pp)):
+        return f"a pipeline of {case.model}: {why}"
+    return not_on_ranks(case, mode.tp)
+
+
+def _not_on_a_gpu(case: Case, mode: Mode) -> str:
+    settings = case.engine.sglang
+    if mode.device == "cpu":
+        return ""
+    if RECIPES[case.model].target.clamped is not None and mode.dtype == "float32":
+        return f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there"
+    if settings.update_weights.startswith("distributed"):
+        return "weights that another process broadcasts, on a GPU: not tried"
+    return _not_with(case, "device")
+
+
+def _not_in_bfloat16(case: Case, mode: Mode) -> str:
+    target = RECIPES[case.model].target
+    if mode.dtype == "float32":
+        return ""
+    if target.chooses and mode.graphs:
+        return (
+            f"{case.model} in bfloat16 in graphs: within its bound many choices of experts are ties, and in a graph nobody "
+            "sees how they were decided"
+        )
+    if target.states:
+        return f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone"
+    if why := _not_with(case, "dtype"):
+        return why
+    if case.engine.sglang.plain_decode and target.routed:
+        return "plain decode of experts in bfloat16: within the bound it may send a row to others than verify does"
+    return ""
 
 
 def _refuse(cause: str, remedy: str) -> InputError:

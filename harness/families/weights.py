@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Dtype
+from eagletwin.harness.core.run_spec import Dtype
 from eagletwin.reference.draft_heads import proposed_tokens
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.llama import target_rows

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eagletwin.reference.eagle import Head
     from eagletwin.reference.sizes import LlamaShape
 
-    from .family import Normal, Weights
+    from .recipe import Normal, Weights
 
 # How far back a row sees. The first is more than most generated cases need, and less than the smallest pool that one is given:
 # SGLang wants room for a whole window.

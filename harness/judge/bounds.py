@@ -15,7 +15,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.mode import Dtype
+from eagletwin.harness.core.run_spec import Dtype
 from eagletwin.harness.families import RECIPES
 
 

@@ -1,8 +1,15 @@
-"""A trace in, a verdict out: the comparisons of all ranks, then what keeps a trace without a divergence from being equal."""
+"""A trace in, a verdict out: the comparisons of all ranks, then what keeps a trace without a divergence from being equal.
+
+Each record goes to the rules that look at its stage. compare.py says how numbers are compared, replay.py what they must be,
+rules/ which must be equal.
+"""
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -16,10 +23,11 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergen
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
+from . import rules
 from .bounds import FLOAT32, bounds_of, quiet_arithmetic
 from .compare import Findings, Scope
 from .completeness import absent_number, missing, unrecorded
-from .dispatch import RequestJudge
+from .context import Context, Rules
 from .experts import Nudge, Ties, follows_from_experts, nudges
 from .features import exercised
 from .model import model_of
@@ -27,6 +35,59 @@ from .ranks import merge_ranks, unlike
 from .replay import NoReference, RequestReplay, replay_requests
 from .rules import catalogue
 from .rules.sessions import as_asked
+
+# The order of the rules that look at one record: of two divergences at one place the first one's is the cause. Files that are
+# not named here come last.
+_ORDER = [
+    "inputs",
+    "slots",
+    "grammars",
+    "sampling",
+    "verify",
+    "events",
+    "outputs",
+    "messages",
+    "prefix_cache",
+    "cached_rows",
+    "states",
+]
+
+
+@cache
+def methods() -> list[tuple[str, type[Rules], str]]:
+    """Stage, class and name of each method that a record is given to, in order."""
+    names = sorted(one.name for one in iter_modules(rules.__path__))
+    modules = [import_module(f"{rules.__name__}.{name}") for name in (*_ORDER, *(one for one in names if one not in _ORDER))]
+    kinds = [kind for one in modules for kind in vars(one).values() if getattr(kind, "__module__", "") == one.__name__]
+    own = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Rules)]
+    return [
+        (stage, kind, name) for kind in own for name, method in vars(kind).items() for stage in getattr(method, "stages", ())
+    ]
+
+
+class RequestJudge:
+    """Checks the records of one trace. `without`: rules that are switched off; view: that of the replays."""
+
+    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> None:
+        self._context = Context(trace, replays, without, view)
+        for name, one in self._context.impossible.items():
+            self._context.compare.asks_the_impossible(name, one.token)
+        self._checks: dict[str, list[Callable[..., None]]] = {}
+        for stage, kind, name in methods():
+            self._checks.setdefault(stage, []).append(getattr(self._context.of(kind), name))
+
+    def check(self) -> Findings:
+        context = self._context
+        for number, record in enumerate(context.trace.header.records):
+            impossible = context.impossible.get(record.request)
+            behind = impossible is not None and number > impossible.number
+            with context.compare.looking_at(record, context.committed(number, record), away=behind):
+                for check in self._checks[record.stage]:
+                    check(number, record)
+        for check in self._checks["end"]:
+            check()
+        return context.compare.settled()
+
 
 # Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Adapter, Case
-from eagletwin.harness.core.mode import Dtype
+from eagletwin.harness.core.run_spec import Dtype
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.families import RECIPES, adapters

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Penalties, Request
+from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Penalties, Request, added
 from eagletwin.harness.core.grammar import WORDS, kind, rules_of, spelled, word
-from eagletwin.harness.core.request_inputs import added
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.grammar import Automaton
 from eagletwin.reference.sampling import held_back, penalized

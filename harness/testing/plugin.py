@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "apply, what executes kernels, rules to leave out, and whether its cases may run nothing of what a source tree changes",
     )
     if config.getoption("--eagletwin-device") == "cuda":
-        from eagletwin.harness.engines.cuda_here import missing_for_cuda
+        from eagletwin.harness.engines.machine import missing_for_cuda
 
         missing = missing_for_cuda()
         if missing is not None:
@@ -117,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def named_source(config: pytest.Config) -> "Source":
     """The SGLang that --eagletwin-sglang names; else the installed one. For tests that import SGLang in the process of pytest:
-    engines/inprocess.py puts it in place."""
+    engines/source.py puts it in place."""
     from eagletwin.harness.engines.source import INSTALLED
 
     return config.stash.get(_SOURCE, INSTALLED)
@@ -125,7 +125,7 @@ def named_source(config: pytest.Config) -> "Source":
 
 def pytest_report_header(config: pytest.Config) -> str:
     from eagletwin import __version__
-    from eagletwin.harness.engines.inprocess import init_file
+    from eagletwin.harness.engines.source import init_file
 
     source = named_source(config)
     device, kernels = config.getoption("--eagletwin-device"), config.getoption("--eagletwin-kernels")
@@ -139,7 +139,7 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
     One per test process: it holds one process that has SGLang imported (some 0.6 GB), and up to eight engines (0.05 GB each),
     one for each engine configuration, those used last.
     """
-    from eagletwin.harness.core.mode import CPU, Mode
+    from eagletwin.harness.core.run_spec import CPU, Mode
     from eagletwin.harness.engines.source import resolve
 
     from .twin import Twin
@@ -385,7 +385,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call" and twin.late:
         setattr(report, _SUMMARY, _ran(item, twin, failed is not None))
     if failed is not None:
-        from .concluded import conclude
+        from .twin import conclude
 
         concluded = conclude(twin, failed)
         _summarize(report, f"CaseFailed: {concluded.line}")

@@ -11,8 +11,7 @@ import torch
 
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.acceptance import against
-from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.errors import HarnessError, guarded
 from eagletwin.harness.core.recording import Untold
 from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import HttpServer

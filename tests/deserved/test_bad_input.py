@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.errors import guarded
 from eagletwin.harness.families.store import checkpoints
 
 from .fake_server import Behaviour, serving

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from eagletwin.cases.entry import Condition
-from eagletwin.cases.losses import Losing, losing_so
-from eagletwin.harness.commands.acceptance.findings import loss_remarks, suspects
+from eagletwin.harness.commands.acceptance.losses import Losing, losing_so, loss_remarks, suspects
 from eagletwin.harness.deserved.conditions import AnswerCount, diagnose
 
 STARTED: Any = SimpleNamespace(chunk=8, max_running=0)

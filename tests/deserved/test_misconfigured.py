@@ -17,7 +17,7 @@ from eagletwin.harness.deserved.conditions import Seen
 from eagletwin.harness.deserved.draft import States
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.misconfiguration import LEAST_TEXTS, better_read_as, explained_by, is_clearly_more, mistakes
-from eagletwin.harness.deserved.pair import Pair, load_pair
+from eagletwin.harness.deserved.precision import Pair, load_pair
 from eagletwin.harness.deserved.rounds import compare
 from eagletwin.harness.deserved.server import Answer, Sent
 from eagletwin.harness.deserved.statistics import Text

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from eagletwin.cases.losses import Losing
-from eagletwin.harness.commands.acceptance.power import hidden_bugs, power_remarks, power_rows
+from eagletwin.harness.commands.acceptance.losses import Losing, hidden_bugs, power_remarks, power_rows
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.pair import Pair, load_pair
+from eagletwin.harness.deserved.precision import Pair, load_pair
 from eagletwin.harness.deserved.rounds import ONCE, Compared, compare
 from eagletwin.harness.deserved.server import Answer
 from eagletwin.harness.deserved.statistics import Power, power_of

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.follow import Shape, chain_logits
-from eagletwin.harness.deserved.pair import Pair, load_served
-from eagletwin.harness.deserved.precision import Rounding
+from eagletwin.harness.deserved.precision import Pair, Rounding, load_served
 from eagletwin.harness.families.store import checkpoints
 
 from .started import STARTED

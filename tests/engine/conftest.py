@@ -10,9 +10,8 @@ import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.engines.source import INSTALLED, link_tree
 
 

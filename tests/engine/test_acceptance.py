@@ -13,7 +13,7 @@ from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.deserved.conditions import Seen, why_untold
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.pair import Pair, load_pair
+from eagletwin.harness.deserved.precision import Pair, load_pair
 from eagletwin.harness.deserved.recorded import weigh
 from eagletwin.harness.deserved.rounds import Compared, compare, possible_cuts
 from eagletwin.harness.deserved.server import Answer, Sent

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.engines import prefork
+from eagletwin.harness.engines import start
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.judge import judge
@@ -32,7 +32,7 @@ def test_what_every_sglang_imports_of_others_is_imported_once(host: Host) -> Non
 
 @pytest.mark.slow
 def test_a_zygote_ends_with_its_ancestor_and_the_next_case_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefork, "_standing", None)
+    monkeypatch.setattr(start, "_standing", None)
     others, case = ancestors(), LEDGER["25015"].case
     with Host() as host:
         host.engine(case)
@@ -44,8 +44,8 @@ def test_a_zygote_ends_with_its_ancestor_and_the_next_case_runs(tmp_path: Path, 
         host._zygote._process.wait()
         assert host._zygote.ended
         assert judge(host.engine(case).run(case, tmp_path)).status == "equal"
-        assert prefork._standing is not None
-    prefork._standing.connection.close()
+        assert start._standing is not None
+    start._standing.connection.close()
 
 
 def test_an_sglang_with_packages_of_its_own_is_no_fork_of_it(tmp_path: Path) -> None:
@@ -55,18 +55,18 @@ def test_an_sglang_with_packages_of_its_own_is_no_fork_of_it(tmp_path: Path) -> 
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
     (tree / "sglang-1.dist-info").mkdir()
-    assert prefork.may_fork(Source())
-    assert prefork.may_fork(Source("tree", (tree,)))
-    assert not prefork.may_fork(Source("tree", (tree, pinned)))
+    assert start.may_fork(Source())
+    assert start.may_fork(Source("tree", (tree,)))
+    assert not start.may_fork(Source("tree", (tree, pinned)))
     (tree / "orjson.py").touch()
-    assert not prefork.may_fork(Source("tree", (tree,)))
+    assert not start.may_fork(Source("tree", (tree,)))
 
 
 def test_with_other_packages_by_pythonpath_none_is_forked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.connection()
-    assert prefork.may_fork(Source())
+    assert start.may_fork(Source())
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    assert not prefork.may_fork(Source())
+    assert not start.may_fork(Source())
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.engines.source import INSTALLED
 
 from .history import History

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve

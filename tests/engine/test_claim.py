@@ -1,7 +1,7 @@
 """The claim that `prove` shows first: the same tokens with a fix and without it, and fewer accepted drafts."""
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.prove.claim import show_claim
+from eagletwin.harness.commands.prove.proof import show_claim
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.host import Host
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 
 from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, plant

@@ -16,7 +16,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import rejudge_with_context
 from eagletwin.harness.judge.replay import replay_requests
 from eagletwin.harness.judge.rules.sessions import as_asked
-from eagletwin.harness.page.numbers import tables_of
+from eagletwin.harness.page.run import tables_of
 
 from .conftest import Runner
 from .schemas import as_of_schema_3

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.judge.judge import judge
 

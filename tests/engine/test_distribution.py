@@ -5,7 +5,7 @@ docs/records/detection.md has the counts that say something about small ones.
 
 from pathlib import Path
 
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import CPU
 
 from ..lab.draws.campaign import Portion, share
 from ..lab.draws.distribution import PROMPTS, TOGETHER, WAYS, findings

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.page.render import NAME
 
 from ..lab.__main__ import run

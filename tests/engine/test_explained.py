@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import CPU, Limits
 
 from ..lab.gpu.explained import explained
 from ..lab.gpu.job import CaseResult, Job

@@ -16,7 +16,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import text_of
 
 from .plain import GREEDY
 

@@ -3,7 +3,7 @@
 import pytest
 
 from eagletwin.cases.ledger import PROBES
-from eagletwin.harness.check.function_calls import ask
+from eagletwin.harness.check.trials import ask
 from eagletwin.harness.engines.host import Host
 
 TOLD_APART = [name for name, probe in PROBES.items() if probe.revert is not None or probe.remedy is not None]

@@ -13,7 +13,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Ending, Jitter, Jittered
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.sglang.jitter import Pauses, streams_of
+from eagletwin.harness.engines.sglang.drive import Pauses, streams_of
 from eagletwin.harness.judge.judge import judge
 
 from ..lab.bench.workload import rate_case

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import INSTALLED

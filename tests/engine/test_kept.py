@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Logprobs, Request, SGLangSettings
-from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends, as_newest
-from eagletwin.harness.check.trials import Trial, Trials
+from eagletwin.harness.check.trials import Trial, Trials, base_of
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers

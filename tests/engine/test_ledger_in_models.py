@@ -10,9 +10,8 @@ import pytest
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import Says
-from eagletwin.harness.commands.prove import in_model
-from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
-from eagletwin.harness.commands.prove.proof import Proof, prove
+from eagletwin.harness.commands.prove import proof as in_model
+from eagletwin.harness.commands.prove.proof import Proof, prove, prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.report import proof_facts
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN

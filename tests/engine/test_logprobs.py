@@ -9,7 +9,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.rules.logprobs import in_steps
+from eagletwin.harness.judge.rules.outputs import in_steps
 
 from .asked import PROMPT, answered
 from .changes import Change, bump, changed, lengthen, nan, nudge, percent, shorten

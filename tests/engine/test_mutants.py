@@ -4,7 +4,7 @@ import pytest
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.inprocess import init_file
+from eagletwin.harness.engines.source import init_file
 
 from ..lab.mutants.corpus import Known
 from ..lab.mutants.draw import Mutant, mutants_of

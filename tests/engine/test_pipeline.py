@@ -14,13 +14,12 @@ from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Mode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.families.modes import not_in_stages
+from eagletwin.harness.families.valid import not_in_stages
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page

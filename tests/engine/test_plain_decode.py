@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Penalties, Request, SGLangSettings
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.judge import judge

@@ -12,9 +12,8 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case, EngineSettings, WeightPath
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.core.trace import Trace, rank_folder
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.traces import read_trace

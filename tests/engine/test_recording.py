@@ -16,19 +16,18 @@ from eagletwin.cases.ledger import LEDGER, patches_of
 from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.recorded_page import weighing
-from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.exits import guarded
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.commands.report import weighing
+from eagletwin.harness.core.errors import HarnessError, InputError, guarded
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.record_options import RecordOptions, environment
-from eagletwin.harness.engines.servers import Server, Servers
+from eagletwin.harness.engines.protocol import RecordOptions, environment
 from eagletwin.harness.engines.sglang.recording import listener
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.rules import catalogue
 
+from ..lab.servers import Server, Servers
 from ..ledger import recorded
 from .older import zygote_of
 from .recorded import integers_of

@@ -13,7 +13,7 @@ from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen
 from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.engines.host import Host

@@ -18,17 +18,17 @@ import torch
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.protocol import Serve
-from eagletwin.harness.engines.servers import Server, Servers
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.llama import target_rows
 
+from ..lab.servers import Server, Servers
 from .deserved import rounds_deserved
 from .older import zygote_of
 

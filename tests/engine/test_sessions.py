@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.ledger.session import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.dimensions import FEATURES

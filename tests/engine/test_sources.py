@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.engines.source import INSTALLED, resolve
 
 from . import forked

@@ -189,8 +189,8 @@ def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_ca
         "layer_norm_gated_fwd_kernel",
     ]
     assert all("not compared" in line for line in trace.header.fallbacks)
-    replaced = [shim for shim in trace.header.engine.shims if "delta_rule.py" in shim]
-    assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch"]
+    replaced = [shim for shim in trace.header.engine.shims if "sgl_kernel.py" in shim]
+    assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): sgl_kernel.py, the recurrence in torch"]
 
 
 def _tokens(seed: int, count: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import text_of
 
 from .plain import GREEDY
 

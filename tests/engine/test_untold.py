@@ -9,7 +9,7 @@ from eagletwin.harness.core.case import Event, Sampling
 from eagletwin.harness.core.recording import RecordedServer, Weighed
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.pair import Pair, load_served
+from eagletwin.harness.deserved.precision import Pair, load_served
 from eagletwin.harness.deserved.recorded import weigh
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.store import checkpoints

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import Focus, cases
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import judge as judge_module

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.errors import HarnessError, InputError, guarded
 from eagletwin.harness.core.terminal import each
 
 ROOT = Path(__file__).parents[2]

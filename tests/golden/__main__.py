@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagletwin.harness.core.exits import terminated_as_interrupted
+from eagletwin.harness.core.errors import terminated_as_interrupted
 
 from .compare import differences, text
 

@@ -27,9 +27,8 @@ from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, exit_code_of
-from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.core.run_spec import CPU, Limits, Mode, RunSpec
 from eagletwin.harness.engines.host import Host
 
 # Which process runs a case depends on the case alone: an engine that is reused has then run the same cases before.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.engines.cuda_here import missing_for_cuda
+from eagletwin.harness.engines.machine import missing_for_cuda
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,12 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from eagletwin.harness.commands.kernels.properties import commit, rotate, select, tree, verify
+from eagletwin.harness.commands.kernels.properties import commit, rotate, select, tree
 from eagletwin.harness.commands.kernels.release import EAGLE, TOPK1, UTILS
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
-from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.engines.inprocess import use
-from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.engines.source import INSTALLED, use
 from eagletwin.harness.engines.start import _environment
 from eagletwin.harness.testing.plugin import named_source
 
@@ -43,7 +42,7 @@ def on_the_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's kernels are interpreted in this process: run these tests with TRITON_INTERPRET=0")
     use(named_source(request.config))  # before load() imports it
-    for module in (commit, rotate, select, tree, verify):
+    for module in (commit, rotate, select, tree, tree):
         monkeypatch.setattr(module, "load", load)
     torch.set_default_device("cuda")
     yield
@@ -66,7 +65,7 @@ def _something(case: Any) -> bool:
     "of",
     [
         _property(tree, "tree is built"),
-        _property(verify, "path is accepted"),
+        _property(tree, "path is accepted"),
         _property(select, "tree grows"),
         _property(commit, "bonus is filled"),
         _property(rotate, "ids rotate"),

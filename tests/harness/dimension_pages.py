@@ -4,8 +4,8 @@ claim, the topics of a search, and what a bisection takes away."""
 import re
 from pathlib import Path
 
-from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
-from eagletwin.harness.commands.fuzz.unsearched import TOPICS
+from eagletwin.harness.commands.bisect.measure import FEATURES as TAKEN_AWAY
+from eagletwin.harness.commands.fuzz.coverage import TOPICS
 from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.families.dimensions import DIMENSIONS, FEATURES
 

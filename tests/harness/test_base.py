@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from eagletwin.harness.check import base
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.check import trials
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.source import INSTALLED, Source, at_hand
 
 
-def of(version: str) -> base.Base | None:
+def of(version: str) -> trials.Base | None:
     def beside(source: Source) -> Any:
         return SimpleNamespace(source=source)
 
     host: Any = SimpleNamespace(source=Source("/a/tree", version=version), beside=beside)
-    return base.base_of(host, DEFAULT_RUN)
+    return trials.base_of(host, DEFAULT_RUN)
 
 
 @pytest.mark.parametrize("version", [f"{installed('sglang')}+dirty.12345678", "1a2b3c4d5e", "1a2b3c4d5e+dirty.1", "tree-0"])
@@ -36,9 +36,9 @@ def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: 
     def damaged(_release: str) -> Source:
         raise NotFetched("cause", consequence="c", remedy="r")
 
-    monkeypatch.setattr(base, "at_hand", lambda _: None)
+    monkeypatch.setattr(trials, "at_hand", lambda _: None)
     assert of("0.5.22+dirty.1") is None
-    monkeypatch.setattr(base, "at_hand", damaged)
+    monkeypatch.setattr(trials, "at_hand", damaged)
     assert of("0.5.22+dirty.1") is None
 
 

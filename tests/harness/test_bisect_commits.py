@@ -13,13 +13,10 @@ import pytest
 
 from eagletwin.harness.commands.bisect import commits
 from eagletwin.harness.commands.bisect.commits import bisect_commits, ends_of
-from eagletwin.harness.commands.bisect.marks import Looked, Sighting
-from eagletwin.harness.commands.bisect.outcome import VersionsOutcome
-from eagletwin.harness.commands.bisect.report import version_report
-from eagletwin.harness.commands.bisect.state import Subject, open_run, plan_of
+from eagletwin.harness.commands.bisect.report import VersionsOutcome, version_report
+from eagletwin.harness.commands.bisect.state import Looked, Sighting, Subject, open_run, plan_of
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.exits import terminated_as_interrupted
+from eagletwin.harness.core.errors import HarnessError, InputError, terminated_as_interrupted
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 
@@ -28,7 +25,7 @@ CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a",
 FAKE_STEP = """
 import sys, time, types
 from pathlib import Path
-from eagletwin.harness.commands.bisect.marks import Looked, Sighting
+from eagletwin.harness.commands.bisect.state import Looked, Sighting
 from eagletwin.harness.core.errors import HarnessError
 
 def look(version, sglang, subject, folder, again):

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagletwin.harness.commands.bisect.reduce import smallest
+from eagletwin.harness.commands.bisect.measure import smallest
 
 THINGS = tuple("abcdefgh")
 SETS = st.frozensets(st.sampled_from(THINGS))

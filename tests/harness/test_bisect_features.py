@@ -10,12 +10,9 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import cases
 from eagletwin.harness.commands.bisect.command import _hint
-from eagletwin.harness.commands.bisect.features import FEATURES, features_of, variants
-from eagletwin.harness.commands.bisect.marks import Looked, Sighting
-from eagletwin.harness.commands.bisect.measure import Reduction
-from eagletwin.harness.commands.bisect.reduce import Reduced, reduce
+from eagletwin.harness.commands.bisect.measure import FEATURES, Reduced, Reduction, features_of, reduce, variants
 from eagletwin.harness.commands.bisect.report import feature_report
-from eagletwin.harness.commands.bisect.state import Subject
+from eagletwin.harness.commands.bisect.state import Looked, Sighting, Subject
 from eagletwin.harness.core.case import (
     Adapter,
     Adaptive,

@@ -5,7 +5,7 @@ from math import ceil, log2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagletwin.harness.commands.bisect.marks import Found, Mark, conclude, next_between, next_end
+from eagletwin.harness.commands.bisect.state import Found, Mark, conclude, next_between, next_end
 
 ROWS = st.integers(1, 40).flatmap(lambda count: st.tuples(*[st.sampled_from(("good", "bad", "skip"))] * count))
 

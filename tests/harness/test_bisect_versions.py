@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.commands.bisect.marks import LOOKS, MAX_LOOKS, Looked, Sighting, Unclear, fault_of, settled
-from eagletwin.harness.commands.bisect.outcome import VersionsOutcome, bisect_releases
-from eagletwin.harness.commands.bisect.report import version_report
-from eagletwin.harness.commands.bisect.state import Subject, open_run, plan_of
+from eagletwin.harness.commands.bisect.report import VersionsOutcome, bisect_releases, version_report
+from eagletwin.harness.commands.bisect.state import (
+    LOOKS,
+    MAX_LOOKS,
+    Looked,
+    Sighting,
+    Subject,
+    Unclear,
+    fault_of,
+    open_run,
+    plan_of,
+    settled,
+)
 from eagletwin.harness.core.case import Case, Request
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))

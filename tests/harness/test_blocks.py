@@ -12,15 +12,13 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.check.known import may_show
+from eagletwin.harness.commands.fuzz.coverage import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import CPU, Mode, RunSpec
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.modes import not_driven, not_in_stages, not_on_ranks
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import check_case, not_driven, not_in_stages, not_on_ranks
 from eagletwin.harness.families.windows import ENDING
 
 

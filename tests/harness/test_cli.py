@@ -15,25 +15,24 @@ import torch
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.commands import doctor
 from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
-from eagletwin.harness.commands.doctor import examine as doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.matrix import Cell
-from eagletwin.harness.commands.prove import claim
+from eagletwin.harness.commands.prove import proof
 from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
-from eagletwin.harness.core.exits import INTERRUPTED, guarded
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, INTERRUPTED, AlreadyReported, InputError, guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header, write_trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines import host as process
 from eagletwin.harness.engines import source, start
-from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import WouldNotStart
+from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.families.weights import model_pair
 
 from .doors import opened
@@ -110,7 +109,7 @@ compare 0.5.23 0.4.1 --case 1""".splitlines()
 def test_what_is_mistyped_is_reported_before_torch_is_imported_and_sglang(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
-        "from eagletwin.harness.core.exits import guarded\n"
+        "from eagletwin.harness.core.errors import guarded\n"
         f"for typed in {MISTYPED}:\n"
         "    code = guarded(lambda: entered(typed))\n"
         "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, *typed)\n"
@@ -183,7 +182,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
-    monkeypatch.setattr(claim, "show_claim", lambda *_: "")
+    monkeypatch.setattr(proof, "show_claim", lambda *_: "")
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         for entry in entries:
@@ -212,7 +211,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
-    monkeypatch.setattr(claim, "show_claim", lambda *_: "")
+    monkeypatch.setattr(proof, "show_claim", lambda *_: "")
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:

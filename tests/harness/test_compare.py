@@ -41,17 +41,16 @@ from eagletwin.harness.commands.result import AcceptedFacts, RoundsFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
-from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
-from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.trace import Recorder, new_header
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.page.markdown import code, plain
-from eagletwin.harness.page.markdown import markdown_of as comment_of
-from eagletwin.harness.page.text import text_of as rendered
+from eagletwin.harness.page.render import code, plain
+from eagletwin.harness.page.render import markdown_of as comment_of
+from eagletwin.harness.page.render import text_of as rendered
 
 CASE = LEDGER["25015"].case
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")

@@ -22,14 +22,14 @@ from eagletwin.harness.commands.compare.one_report import (
     document_of,
     facts_of,
 )
-from eagletwin.harness.commands.fuzz.summary import FindingFacts
+from eagletwin.harness.commands.fuzz.tally import FindingFacts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.page.markdown import markdown_of as comment_of
-from eagletwin.harness.page.text import text_of as rendered
+from eagletwin.harness.page.render import markdown_of as comment_of
+from eagletwin.harness.page.render import text_of as rendered
 
 from .test_source import commit, git
 

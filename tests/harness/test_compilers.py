@@ -13,7 +13,7 @@ import pytest
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending
-from eagletwin.harness.engines import compilers, protocol
+from eagletwin.harness.engines import machine, protocol
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.engines.sglang.processes.supervise import Runner, supervise
 
@@ -26,8 +26,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / f"slow-{os.getpid()}"
     program.write_text("#!/bin/sh\nread never\n")  # in the shell itself: a child would have its name for a moment
     program.chmod(0o755)
-    monkeypatch.setattr(compilers, "_COMPILERS", frozenset({program.name}))
-    for module in (compilers, supervise.__globals__):
+    monkeypatch.setattr(machine, "_COMPILERS", frozenset({program.name}))
+    for module in (machine, supervise.__globals__):
         target = module if isinstance(module, dict) else vars(module)
         monkeypatch.setitem(target, "LOOK_SECONDS", 0.1)
     return program
@@ -45,12 +45,12 @@ def compiling(program: Path, *, session: bool = False) -> Iterator[None]:
 
 
 def test_a_compiler_is_seen_in_its_own_session_while_it_runs(compiler: Path) -> None:
-    assert not compilers.compiler_runs()
+    assert not machine.compiler_runs()
     with compiling(compiler):
-        assert compilers.compiler_runs()
-    assert not compilers.compiler_runs()
+        assert machine.compiler_runs()
+    assert not machine.compiler_runs()
     with compiling(compiler, session=True):
-        assert not compilers.compiler_runs()
+        assert not machine.compiler_runs()
 
 
 def ended(folder: Path, seconds: float) -> protocol.Ran | protocol.Failed:
@@ -87,7 +87,7 @@ def test_a_worker_is_not_ended_while_a_compiler_runs_for_it(compiler: Path, tmp_
 def test_a_compiler_that_never_ends_keeps_no_worker_for_ever(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilers, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(machine, "MOST_SECONDS", 0.5)
     with compiling(compiler):
         answer = ended(tmp_path / "stuck", 60)
     assert isinstance(answer, protocol.Ran)
@@ -97,11 +97,11 @@ def test_a_compiler_that_never_ends_keeps_no_worker_for_ever(
 def test_an_engine_that_is_built_may_compile(compiler: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert not compilers.answers_within(ours, 0.3)
+        assert not machine.answers_within(ours, 0.3)
         with compiling(compiler):
             later = threading.Timer(1.0, theirs.send, (b"x",))
             later.start()
-            assert compilers.answers_within(ours, 0.3)
+            assert machine.answers_within(ours, 0.3)
             later.join()
 
 

@@ -11,7 +11,7 @@ from eagletwin.harness.commands.fuzz import coverage
 from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, coverage_of, measured_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.engines.blocks import Block
 from eagletwin.harness.engines.difference import File, difference, watch_of
 from eagletwin.harness.engines.source import INSTALLED, Source

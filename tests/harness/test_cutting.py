@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.harness.commands.fuzz.shrinking import cuts, size
-from eagletwin.harness.commands.fuzz.smaller import sizes
+from eagletwin.harness.commands.fuzz.shrinking import cuts, size, sizes
 from eagletwin.harness.core.case import Bias, Case, Event, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.families.valid import check_case
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment
 

@@ -8,8 +8,16 @@ import msgspec
 import pytest
 
 from eagletwin.harness.cli.main import command_tree, main
-from eagletwin.harness.commands.as_json import tell_result, with_json
-from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, FailedFacts, SaidFacts, WrittenFacts
+from eagletwin.harness.commands.result import (
+    NO_RESULT,
+    OLDER,
+    SHAPES,
+    FailedFacts,
+    SaidFacts,
+    WrittenFacts,
+    tell_result,
+    with_json,
+)
 from eagletwin.harness.core.errors import AlreadyReported
 from eagletwin.harness.core.trace import write_trace
 

@@ -8,8 +8,7 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import known
-from eagletwin.harness.check.kind import KINDS, kind_of
-from eagletwin.harness.check.known import candidates, may_be, may_be_another
+from eagletwin.harness.check.known import KINDS, candidates, kind_of, may_be, may_be_another
 from eagletwin.harness.core.case import (
     Adapter,
     Adaptive,

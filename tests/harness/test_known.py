@@ -9,8 +9,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends, candidates, may_show
 from eagletwin.harness.core.case import Grammar
-from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode
 from eagletwin.harness.engines.provision import releases
 
 LIVE = LEDGER["retracted-chunk-tail"]

@@ -17,13 +17,11 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
-from eagletwin.harness.commands.fuzz.on_ray import Actors
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.pool import BlockPool, Process, Workers
+from eagletwin.harness.commands.fuzz.pool import Actors, BlockPool, Process, Workers
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
-from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError, guarded
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
 

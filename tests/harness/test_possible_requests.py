@@ -6,8 +6,7 @@ from math import inf
 import numpy as np
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.harness.core.case import Grammar, Processor, Request
-from eagletwin.harness.core.request_inputs import processed
+from eagletwin.harness.core.case import Grammar, Processor, Request, processed
 from eagletwin.harness.judge.request_logits import first_impossible
 
 # Text -> the token with which a tokenizer writes it, which is the one that llguidance allows where a text goes on in one way.

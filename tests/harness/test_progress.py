@@ -39,9 +39,9 @@ ANSWERS = """
 import tempfile
 import time
 from pathlib import Path
-from eagletwin.harness.commands.acceptance.answers import Asked, answered
+from eagletwin.harness.commands.acceptance.against import Asked, answered
 from eagletwin.harness.deserved.server import Answer
-from eagletwin.harness.deserved.texts import Prompt
+from eagletwin.harness.deserved.checkpoint import Prompt
 class Server:
     def flush(self):
         pass

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from eagletwin.harness.check import recordings
 from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged, suspects, suspects_text
-from eagletwin.harness.commands.recorded_page import session_page
+from eagletwin.harness.commands.report import session_page
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import (
@@ -39,11 +39,11 @@ from eagletwin.harness.core.recording import (
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
-from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
+from eagletwin.harness.engines.protocol import FOLDER, OPTIONS, RecordOptions, asked, environment
+from eagletwin.harness.engines.sglang.recording import guard, plugin
+from eagletwin.harness.engines.sglang.recording import underway as keeper
 from eagletwin.harness.engines.sglang.recording.guard import Choice, Guards
-from eagletwin.harness.engines.sglang.recording.keeper import Keeper
-from eagletwin.harness.engines.sglang.recording.underway import KEPT, CommittedRows, Recording, UnderWay, permutation
+from eagletwin.harness.engines.sglang.recording.underway import KEPT, CommittedRows, Keeper, Recording, UnderWay, permutation
 
 from .doors import opened
 from .rows import rows

@@ -11,7 +11,7 @@ import pytest
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.compat import requests, workers
-from eagletwin.harness.engines.sglang.stand_ins import configuration, stubs
+from eagletwin.harness.engines.sglang.stand_ins import stubs
 
 
 class _Scheduler:
@@ -74,9 +74,9 @@ def test_a_draft_that_reads_the_targets_rows_is_refused_where_its_class_has_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever version the installed package has: a tree stands beside it."""
-    monkeypatch.setattr(configuration, "stand_in", lambda: None)
+    monkeypatch.setattr(stubs, "stand_in_for_pretrained", lambda: None)
     stub = stubs.StubModule("transformers.modeling_utils").PreTrainedModel
-    early, late = type("Model", (stub,), {}), type("Model", (configuration.KeptConfiguration,), {})
+    early, late = type("Model", (stub,), {}), type("Model", (stubs.KeptConfiguration,), {})
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.20"))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "a_model", SimpleNamespace(Model=late))  # type: ignore[arg-type]
     workers.refuse_frozen(("a_model",))

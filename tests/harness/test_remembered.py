@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.engines.sglang.boot.speedups import _remembered
+from eagletwin.harness.engines.sglang.boot.preimport import _remembered
 
 
 def test_it_is_worked_out_once_and_again_when_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from eagletwin.harness.commands.fuzz import command, options, pool, report, sear
 from eagletwin.harness.commands.fuzz.journal import JOURNAL, read_journal
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.summary import FindingFacts
+from eagletwin.harness.commands.fuzz.tally import FindingFacts
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, AlreadyReported, InputError
 from eagletwin.harness.core.files import alone
 from eagletwin.harness.core.signature import Signature

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from eagletwin.harness.judge import dispatch
+from eagletwin.harness.judge import judge
 from eagletwin.harness.judge.rules import catalogue
 
 # Read from the source first, then from the functions themselves.
@@ -11,7 +11,7 @@ _TWICE = """
 from eagletwin.harness.judge import rules
 read = dict(rules.catalogue())
 rules._DECLARED.clear()
-from eagletwin.harness.judge.dispatch import methods
+from eagletwin.harness.judge.judge import methods
 methods()
 assert read == dict(sorted(rules._DECLARED.items())), read.keys() ^ rules._DECLARED.keys()
 print(len(read))
@@ -27,4 +27,4 @@ def test_a_rule_has_the_stages_of_its_function_and_those_of_others() -> None:
     found = catalogue()
     assert found["target.inputs"].stages == ("target.extend",)
     assert found["output.tokens"].stages == ("prefill", "finished")
-    assert {stage for one in found.values() for stage in one.stages} <= {stage for stage, _, _ in dispatch.methods()} | {"end"}
+    assert {stage for one in found.values() for stage in one.stages} <= {stage for stage, _, _ in judge.methods()} | {"end"}

@@ -6,8 +6,16 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import cases
 from eagletwin.harness.commands.fuzz.shrinking import cuts
-from eagletwin.harness.core.case import Case, EngineSettings, Penalties, Request, Sampling, SGLangSettings, encode_case
-from eagletwin.harness.core.request_inputs import expanded
+from eagletwin.harness.core.case import (
+    Case,
+    EngineSettings,
+    Penalties,
+    Request,
+    Sampling,
+    SGLangSettings,
+    encode_case,
+    expanded,
+)
 from eagletwin.harness.families.valid import check_case, decode_case
 
 WANTED = Request(

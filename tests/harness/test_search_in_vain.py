@@ -11,7 +11,7 @@ from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import text_of
 
 
 class Refusing:

@@ -11,15 +11,12 @@ from eagletwin.cases.blocks import block_of
 from eagletwin.cases.strategies import MODELS, ON_REQUEST
 from eagletwin.harness.cli.main import typed as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
+from eagletwin.harness.commands.fuzz.coverage import TOPICS, VALUES, has, not_looked_at
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.unsearched import TOPICS, VALUES, has, not_looked_at
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.exits import guarded
-from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.families.modes import runs_in
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.core.errors import InputError, guarded
+from eagletwin.harness.core.run_spec import CPU, Mode, RunSpec
+from eagletwin.harness.families.valid import check_case, runs_in
 
 from .rows import rows
 
@@ -50,7 +47,7 @@ CONTRADICTIONS = [
 def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
-        "from eagletwin.harness.core.exits import guarded\n"
+        "from eagletwin.harness.core.errors import guarded\n"
         f"for typed in {CONTRADICTIONS}:\n"
         "    code = guarded(lambda: entered(['fuzz', *typed.split()]))\n"
         "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, typed)\n"

@@ -14,14 +14,12 @@ from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, exit_code, summary_facts, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
-from eagletwin.harness.commands.fuzz.summary import SUMMARY
+from eagletwin.harness.commands.fuzz.tally import SUMMARY
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
-from eagletwin.harness.core.mode import CPU, Mode
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.page.render import NAME
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import NAME, text_of
 
 NEEDS_OVERLAP = "retracted-stream"
 

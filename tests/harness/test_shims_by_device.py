@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.boot import boot
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.commands.fuzz.smaller import smaller
+from eagletwin.harness.commands.fuzz.shrinking import smaller
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.signature import Signature, signature_of, without_numbers

@@ -14,7 +14,7 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.harness.page.text import print_table
+from eagletwin.harness.page.render import print_table
 
 from . import imported
 from .rows import rows

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.check.base import base_of
+from eagletwin.harness.check.trials import base_of
 from eagletwin.harness.commands.compare.numbers import _doubts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Differs, Watch

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import trials as judging
+from eagletwin.harness.check.confirm import needed, needed_in
 from eagletwin.harness.check.known import apart, entries_of
 from eagletwin.harness.check.trials import judge_run
-from eagletwin.harness.check.workarounds import needed, needed_in
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.patch import Edit, Patch

@@ -7,7 +7,7 @@ import msgspec
 import msgspec.structs
 import pytest
 
-from eagletwin.harness.engines.sglang.boot import speedups
+from eagletwin.harness.engines.sglang.boot import preimport
 
 
 class Arguments(msgspec.Struct):
@@ -39,7 +39,7 @@ def shims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Configuration, "__repr__", Configuration.__repr__)
     monkeypatch.setattr(msgspec.structs, "fields", msgspec.structs.fields)
     found: list[str] = []
-    speedups.memoize(found)
+    preimport.memoize(found)
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from eagletwin.harness.commands.kernels import tier
 from eagletwin.harness.commands.kernels.runtime import running
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.inprocess import use
+from eagletwin.harness.engines.source import use
 from eagletwin.harness.testing.plugin import named_source
 
 

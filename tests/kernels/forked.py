@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from eagletwin.harness.core.environment import RUN_MODULE
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.files import RUN_MODULE
+from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from eagletwin.harness.commands.kernels import child
+from eagletwin.harness.commands.kernels import results
 from eagletwin.harness.commands.kernels.properties import ALL, FUNCTIONS
 
 from ..engine.warm import eagletwin
@@ -70,7 +70,7 @@ def link(source: str, target: str) -> str:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in this process; SGLang is imported in one of its own, as ever, which is a fork."""
-    with patch.object(child, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)):
+    with patch.object(results, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)):
         return eagletwin("kernels", *arguments, cwd=ROOT)
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from eagletwin.cases.ledger import PROBES
-from eagletwin.harness.commands.kernels.plant import planted
 from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
 from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
+from eagletwin.harness.commands.kernels.runtime import planted
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
 

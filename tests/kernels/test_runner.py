@@ -4,7 +4,6 @@ amount to."""
 import pytest
 
 from eagletwin.harness.commands.kernels import runner
-from eagletwin.harness.commands.kernels.plant import planted
 from eagletwin.harness.commands.kernels.properties import ALL
 from eagletwin.harness.commands.kernels.release import EAGLE, Absent, find
 from eagletwin.harness.commands.kernels.results import (
@@ -16,6 +15,7 @@ from eagletwin.harness.commands.kernels.results import (
     Status,
     line,
 )
+from eagletwin.harness.commands.kernels.runtime import planted
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.patch import Edit
 

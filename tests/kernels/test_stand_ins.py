@@ -13,7 +13,7 @@ from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeB
 from eagletwin.harness.commands.kernels.release import TREE, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
 from eagletwin.harness.engines.sglang.blame import BadArguments
-from eagletwin.harness.engines.sglang.stand_ins import delta_rule, sgl_kernel
+from eagletwin.harness.engines.sglang.stand_ins import sgl_kernel
 
 from . import cuts
 
@@ -112,7 +112,7 @@ def test_what_a_kernel_cannot_take_is_refused_as_the_callers_fault() -> None:
         )
     rows = torch.ones(1, 1, 1, 1)
     with pytest.raises(BadArguments, match="an index leads outside"):
-        delta_rule.chunk_gated_delta_rule(
+        sgl_kernel.chunk_gated_delta_rule(
             *(rows, rows, rows, rows[..., 0], rows[..., 0]),
             initial_state=torch.zeros(2, 1, 1, 1),
             initial_state_indices=torch.tensor([2]),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from eagletwin.harness.commands.kernels.plant import kernel_at, planted, silenced
 from eagletwin.harness.commands.kernels.properties import ALL
 from eagletwin.harness.commands.kernels.release import EAGLE, LOCS, MOVE, PACK, ROTATE, SAMPLING, TOPK1, TREE, module
+from eagletwin.harness.commands.kernels.runtime import kernel_at, planted, silenced
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
 from eagletwin.harness.commands.kernels.trees import Batch, batches
 from eagletwin.harness.core.patch import Edit

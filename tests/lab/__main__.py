@@ -8,8 +8,7 @@ from typing import Any
 
 import typer
 
-from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.errors import InputError, guarded
 
 from .bench.command import rate, reached, search, speed
 from .bundle.command import bundle

@@ -16,7 +16,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.protocol import Serve
 
 if TYPE_CHECKING:
-    from eagletwin.harness.engines.servers import Server
+    from .servers import Server
 
 _DRAFT, _SERVER = "Draft", "Server"
 Further = Annotated[
@@ -145,8 +145,9 @@ def _run(asked: Serve, spec: RunSpec) -> int:
     with Zygote(resolve(spec.sglang), spec.mode, front=True) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from eagletwin.harness.engines.host import WouldNotStart
-        from eagletwin.harness.engines.servers import Servers
         from eagletwin.harness.families.store import checkpoints
+
+        from .servers import Servers
 
         if asked.model:
             target, draft = checkpoints(asked.model)

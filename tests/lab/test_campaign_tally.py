@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import CPU
 
 from .gpu.job import Beside, CaseResult, JobResult, MustShow
 from .gpu.tally import comparisons, exit_code, proofs, statuses_of

@@ -16,13 +16,12 @@ from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import CPU, Dtype, Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Jitter, Pause
-from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.core.run_spec import CPU, Dtype, Limits, Mode, RunSpec
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import PatchDoesNotApply
+from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.engines.sglang.taps.inner import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import CPU
 
 from .gpu import jobs
 from .gpu.job import Job, JobResult

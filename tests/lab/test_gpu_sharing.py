@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Mode
 
 from .gpu import jobs
 from .gpu.job import CaseResult, Job, JobResult, MustShow

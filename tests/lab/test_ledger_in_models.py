@@ -7,7 +7,7 @@ import pytest
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
 from eagletwin.harness.commands.prove.command import _not_run
-from eagletwin.harness.commands.prove.reasons import _LAYERS
+from eagletwin.harness.commands.prove.report import _LAYERS
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.families import RECIPES

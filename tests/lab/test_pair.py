@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.deserved.checkpoint import checkpoint
-from eagletwin.harness.deserved.texts import read_prompts
+from eagletwin.harness.deserved.checkpoint import checkpoint, read_prompts
 from eagletwin.reference.draft_heads import proposed_tokens
 from eagletwin.reference.llama import target_rows
 

@@ -3,9 +3,7 @@
 from msgspec.structs import replace
 
 from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
-from eagletwin.harness.page.markdown import MOST_ROWS, markdown_of
-from eagletwin.harness.page.render import html_of
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import MOST_ROWS, html_of, markdown_of, text_of
 
 ITEM = Item(
     title="draft.kv, 2 cases: one, two",

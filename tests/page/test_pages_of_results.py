@@ -14,13 +14,13 @@ from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, S
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
 from eagletwin.harness.commands.compare.one_report import FamilySearch, OneJob, Stand, Standing, keep_job
 from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
-from eagletwin.harness.commands.fuzz.summary import FindingFacts
+from eagletwin.harness.commands.fuzz.tally import FindingFacts
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.commands.result import AcceptedFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.statistics import Depth, Interval, Span

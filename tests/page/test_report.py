@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.commands.acceptance.report import AnswerRounds, ServerAcceptance, conclude
 from eagletwin.harness.commands.bisect.report import REPORT
-from eagletwin.harness.commands.fuzz.summary import SUMMARY
+from eagletwin.harness.commands.fuzz.tally import SUMMARY
 from eagletwin.harness.commands.report import write_report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader

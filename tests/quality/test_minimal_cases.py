@@ -13,9 +13,8 @@ from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.case import Case, Logprobs
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import Mode, RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.testing.twin import Twin
 

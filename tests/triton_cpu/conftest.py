@@ -10,7 +10,7 @@ import torch
 
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.inprocess import use
+from eagletwin.harness.engines.source import use
 from eagletwin.harness.testing.plugin import named_source
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.triton_cpu.bfloat16 import narrowed, widened
+from eagletwin.harness.engines.triton_cpu.dtypes import narrowed, widened
 
 from . import kernels as K
 

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.files import installed
 
 from .undo import UNDONE, make_tree, name_of_test, undo
 

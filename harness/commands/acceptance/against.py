@@ -1,31 +1,133 @@
 """`eagletwin acceptance --server`: rounds deserved and rounds used, request by request, and what the losses have in common."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from eagletwin.cases.entry import Doing
-from eagletwin.cases.losses import Losing
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.recording import Untold
-from eagletwin.harness.core.terminal import count
+from eagletwin.harness.core.terminal import count, progress
+from eagletwin.harness.deserved.checkpoint import Prompt
 from eagletwin.harness.deserved.conditions import Seen, diagnose, why_untold
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.misconfiguration import explained_by
-from eagletwin.harness.deserved.pair import Pair
+from eagletwin.harness.deserved.precision import Pair
 from eagletwin.harness.deserved.rounds import Compared, Cuts, compare, possible_cuts
-from eagletwin.harness.deserved.server import Answer, Started
-from eagletwin.harness.deserved.statistics import power_of
-from eagletwin.harness.deserved.texts import Prompt
+from eagletwin.harness.deserved.server import WAYS, Answer, HttpServer, Sent, Started, Way, send
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected, power_of
 
-from .answers import Asked, answered
-from .expectation import against_expectation
-from .findings import loss_remarks, suspects
-from .power import hidden_bugs
-from .report import AnswerRounds, ServerAcceptance, conclude
+from ..options import tell
+from .losses import Losing, hidden_bugs, loss_remarks, suspects
+from .report import AnswerRounds, ExpectedRounds, ServerAcceptance, WayRounds, conclude
+
+# A server's answers, one after another: each is kept in the run folder as it comes, before anything is made of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A server, what it says of itself, and what it is asked for: so many new tokens a prompt, so many prompts at once."""
+
+    server: HttpServer
+    started: Started
+    new_tokens: int
+    at_once: int
+    temperature: float
+
+    @property
+    def by_rejection(self) -> bool:
+        """Whether drafts are accepted by chance."""
+        return self.started.rejection_sampling and bool(self.temperature)
+
+    @property
+    def sampling(self) -> Mapping[str, object]:
+        """SGLang's sampling parameters."""
+        plain: dict[str, object] = {"temperature": self.temperature, "ignore_eos": False}
+        # a server may have others of the checkpoint's for a default
+        return plain | {"top_p": 1.0, "top_k": -1} if self.by_rejection else plain
+
+
+def answered(asked: Asked, prompts: Sequence[Prompt], folder: Path) -> Iterator[Sent]:
+    """Put the prompts to the server in each way. Raises HarnessError where it does not answer."""
+    total = len(WAYS) * len(prompts)
+    with (folder / "answers.jsonl").open("ab", buffering=0) as file, progress("answers", total) as line:
+
+        def kept(sent: Sent) -> None:
+            file.write(
+                msgspec.json.encode({"prompt": sent.number, "way": sent.way, **msgspec.to_builtins(sent.answer)}) + b"\n"
+            )
+
+        ids = [prompt.ids for prompt in prompts]
+        sending = send(asked.server, ids, asked.new_tokens, at_once=asked.at_once, sampling=asked.sampling, kept=kept)
+        for number, sent in enumerate(sending, 1):
+            if number % 10 == 0:
+                tell(f"{number} of {total} answers")
+            what = f"prompt {sent.number + 1} of {len(prompts)}, {WAYS[sent.way]}"
+            line.look(what)  # while it is compared with what the pair deserves
+            yield sent
+            line.done(what)
+
+
+# `acceptance --server --temperature` of a server that accepts by rejection sampling: its rounds, and their expectation.
+
+
+def against_expectation(
+    pair: Pair, shape: Shape, answers: Iterable[Sent], started: Started, temperature: float, folder: Path, *, as_json: bool
+) -> int:
+    """Compare all answers, and those of each way; print; return the exit code: 0 if the rounds are within chance, 1 if not."""
+    if shape.topk > 1 or pair.draft.layers > 1:
+        raise InputError(
+            "the server accepts by rejection sampling, of a tree or of a draft of several layers",
+            consequence="what its layers are fed depends on drafts that were refused and that nobody tells",
+            remedy="leave --temperature out",
+        )
+    used, deserved = dict[Way, int](), dict[Way, Expected]()
+    number, why, tokens = 0, "", 0
+    try:
+        for sent in answers:
+            number += 1
+            tokens += len(sent.answer.tokens) - 1  # each a round of its own, if no draft is accepted
+            used[sent.way] = used.get(sent.way, 0) + sent.answer.rounds
+            deserved[sent.way] = deserved.get(sent.way, Expected(0, 0)) + _expected(pair, shape, sent, temperature)
+    except HarnessError as error:
+        if not used:
+            raise
+        why = str(error)
+    parts = [(way, used[way], deserved[way]) for way in used]
+    total, whole = sum(used.values()), sum(deserved.values(), Expected(0, 0))
+    wrong = [part for part in [("all", total, whole), *parts] if abs(part[2].deviations(part[1])) > MOST_DEVIATIONS]
+    if not why and whole.deviations(tokens) <= MOST_DEVIATIONS:
+        why = "A server that accepts no draft of these texts would be within chance as well. Give more prompts, or longer ones."
+    status = EXIT_DIVERGED if wrong else EXIT_UNKNOWN if why else EXIT_EQUAL
+    found = ExpectedRounds(
+        server=started,
+        exit_code=status,
+        temperature=temperature,
+        answers=number,
+        used=total,
+        expected=whole.rounds,
+        deviation=whole.variance**0.5,
+        deviations=whole.deviations(total),
+        smallest_loss=whole.smallest_loss,
+        ways=[WayRounds(way=way, expected=of.rounds, used=own, deviations=of.deviations(own)) for way, own, of in parts],
+        doubt=why,
+    )
+    return conclude(found, folder, as_json=as_json)
+
+
+def _expected(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expected:
+    answer = sent.answer
+    text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
+    if len(answer.tokens) < 2:  # the prefill emits the only token
+        return Expected(0, 0)
+    read = pair.read(text, temperature)
+    kept = chances(pair.draft, text, read.hidden, read.said, shape.num_steps, temperature)
+    return expected(kept, begin)
+
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.

@@ -9,8 +9,8 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
 from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
+from ..result import AsJson
 from .typed import (
-    AsJson,
     AtOnce,
     Device,
     Draft,
@@ -28,9 +28,9 @@ from .typed import (
 )
 
 if TYPE_CHECKING:
+    from eagletwin.harness.deserved.checkpoint import Prompt
     from eagletwin.harness.deserved.follow import Shape
-    from eagletwin.harness.deserved.pair import Pair
-    from eagletwin.harness.deserved.texts import Prompt
+    from eagletwin.harness.deserved.precision import Pair
 
     from .report import Deserved
 
@@ -61,11 +61,10 @@ def acceptance(
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
     import torch
 
-    from eagletwin.harness.deserved.checkpoint import checkpoint
-    from eagletwin.harness.deserved.device import check_device, on
-    from eagletwin.harness.deserved.pair import load_pair, load_served
+    from eagletwin.harness.deserved.checkpoint import checkpoint, read_prompts
+    from eagletwin.harness.deserved.draft import check_device, on
+    from eagletwin.harness.deserved.precision import load_pair, load_served
     from eagletwin.harness.deserved.server import HttpServer
-    from eagletwin.harness.deserved.texts import read_prompts
 
     check_device(device)
     asked = read_prompts(prompts, checkpoint(target), limit)
@@ -73,8 +72,7 @@ def acceptance(
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
             return _conclude(_deserved(pair, shape, asked, new_tokens, (target, draft)), out, as_json=as_json)
-        from .against import against
-        from .answers import Asked
+        from .against import Asked, against
 
         answering = HttpServer(server)
         said = Asked(answering, answering.started(), new_tokens, at_once, temperature)

@@ -15,11 +15,10 @@ from eagletwin.harness.deserved.rounds import Wrong
 from eagletwin.harness.deserved.server import WAYS, Started, Way
 from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Figures, Interval, Power, Span
 from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, row, table
-from eagletwin.harness.page.render import write_page
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import text_of, write_page
 
 from ..page_facts import read_facts
-from .power import CAPTION, HEADER, power_remarks, power_rows
+from .losses import CAPTION, HEADER, power_remarks, power_rows
 
 FACTS = "acceptance.json"
 _MOST = 2000  # answers that are listed

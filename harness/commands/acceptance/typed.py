@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import OUTPUT
-
 _PAIR, _DRAFTING, _SERVER = "The pair", "What is drafted, and in which type: without --server", "A running server"
 
 Target = Annotated[
@@ -93,4 +91,3 @@ AtOnce = Annotated[
 Temperature = Annotated[
     float, typer.Option("--temperature", metavar="T", min=0.0, rich_help_panel=_SERVER, help="0: greedy decoding.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="As JSON, for programs.")]

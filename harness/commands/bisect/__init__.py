@@ -1,1 +1,1 @@
-"""Bisection: which release, commit or feature a divergence depends on. search.py, marks.py and delta.py are pure."""
+"""Bisection: which release, commit or feature a divergence depends on."""

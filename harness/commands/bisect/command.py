@@ -18,16 +18,14 @@ from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import rule_named
 
-from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import BisectFacts
+from ..result import BisectFacts, tell_result, with_json
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
-    from .marks import Looked
-    from .state import BisectionFolder, Subject
+    from .state import BisectionFolder, Looked, Subject
 
 Command = Callable[..., str]
 
@@ -144,8 +142,7 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     from eagletwin.harness.engines.provision import releases
 
     from .measure import look_at_version
-    from .outcome import bisect_releases
-    from .report import version_report
+    from .report import bisect_releases, version_report
     from .state import open_run, plan_of
 
     versions = _range(releases(), since, until)
@@ -204,11 +201,9 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
 
-    from .features import features_of
-    from .marks import LOOKS
-    from .measure import SMALLEST, reduce_case
+    from .measure import SMALLEST, features_of, reduce_case
     from .report import feature_report
-    from .state import say
+    from .state import LOOKS, say
 
     source = resolve(sglang)
     folder = new_run_folder(out, f"features-{subject.case.name}")

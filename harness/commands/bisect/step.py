@@ -15,15 +15,13 @@ from eagletwin.harness.core.errors import (
     EagletwinError,
     HarnessError,
     InputError,
+    guarded,
 )
-from eagletwin.harness.core.exits import guarded
 
-from .commits import SAID
-from .marks import mark
+from .commits import SAID, git
 from .measure import look_at_version
-from .outcome import said
-from .state import BisectionFolder, read_state
-from .worktree import git
+from .report import said
+from .state import BisectionFolder, mark, read_state
 
 
 def step(folder: Path, tree: Path) -> int:

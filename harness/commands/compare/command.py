@@ -13,10 +13,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..as_json import tell_result, wants_json, with_json
-from ..fuzz.typed import MAX_CASES, MINUTES
 from ..options import DEFAULT_RUNS, OUTPUT, Runs, tell
-from ..run_options import HOW, LIMITS, STRICT, run_options
+from ..result import tell_result, wants_json, with_json
+from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, STRICT, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -286,8 +285,7 @@ class _Search:
         return asking.report(self._show)
 
     def _show(self, one: "ComparisonFacts") -> None:
-        from eagletwin.harness.page.markdown import markdown_of
-        from eagletwin.harness.page.text import text_of
+        from eagletwin.harness.page.render import markdown_of, text_of
 
         from .one import append
         from .report import document_of

@@ -11,8 +11,8 @@ from eagletwin.cases.ledger import ledger_of
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.records import Header, accept_lengths
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.signature import Signature, without_numbers
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View

@@ -14,10 +14,9 @@ from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.source import Source, TooMany, between
 
-from ..as_json import tell_result
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell
-from ..result import DifferenceFacts, DiffFacts
+from ..result import DifferenceFacts, DiffFacts, tell_result
 
 
 def comparison_text(result: Comparison, lines: int) -> str:

@@ -16,7 +16,6 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -28,7 +27,7 @@ from eagletwin.harness.core.errors import (
     HarnessError,
     InputError,
 )
-from eagletwin.harness.core.files import new_run_folder
+from eagletwin.harness.core.files import installed, new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
@@ -37,17 +36,15 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.completeness import shows_instead
-from eagletwin.harness.page.markdown import markdown_of
-from eagletwin.harness.page.text import text_of
+from eagletwin.harness.page.render import markdown_of, text_of
 
-from ..as_json import tell_result
-from ..bisect.worktree import Worktree, commit_of, git
+from ..bisect.commits import Worktree, commit_of, git
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
-from ..fuzz.summary import SUMMARY, FindingFacts, read_summary
+from ..fuzz.tally import SUMMARY, FindingFacts, read_summary
 from ..matrix import Matrix, Question
 from ..options import tell
-from ..result import JobFacts
+from ..result import JobFacts, tell_result
 from .groups import SideResult
 from .one_report import (
     UNCONFIRMED,

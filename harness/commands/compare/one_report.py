@@ -19,7 +19,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
 from eagletwin.harness.page.render import write_page
 
-from ..fuzz.summary import FindingFacts
+from ..fuzz.tally import FindingFacts
 from ..page_facts import KINDS, left_out, page_beside, read_facts
 
 JOB = "ci.json"

@@ -16,7 +16,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
 
-from ..fuzz.smaller import sizes, smaller
+from ..fuzz.shrinking import sizes, smaller
 from ..page_facts import KINDS, left_out, page_beside, read_facts
 from ..result import (
     AcceptedFacts,

@@ -15,10 +15,9 @@ from msgspec.structs import replace as changed
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, may_be, may_have
-from eagletwin.harness.check.trials import Trial
+from eagletwin.harness.check.trials import Base, Trial
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import Changes, Differs, Watch, doubts_of, runs_no_change
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError

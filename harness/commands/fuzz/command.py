@@ -13,14 +13,18 @@ from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, Alread
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, Verbose, tell
-from ..result import SearchFacts
-from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, STRICT, run_options
-from .typed import (
+from ..result import SearchFacts, tell_result, with_json
+from ..run_options import (
+    CHANGES,
+    HOW,
+    JUDGING,
+    LIMITS,
     MAX_CASES,
     MINUTES,
     SHRINK_MINUTES,
+    SOURCE,
+    STRICT,
     Address,
     Explain,
     Findings,
@@ -33,18 +37,18 @@ from .typed import (
     Seed,
     Shrink,
     ShrinkMinutes,
+    run_options,
 )
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
 
     from .journal import Past, PastFinding
-    from .on_ray import Actors
     from .options import SearchOptions
-    from .pool import Workers
+    from .pool import Actors, Workers
     from .search import Fuzz
     from .shrinking import Finding
-    from .summary import Summary
+    from .tally import Summary
 
 
 @with_json
@@ -170,7 +174,7 @@ def _search(
     looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[Finding | PastFinding]", *, verbose: bool
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
-    from eagletwin.harness.page.text import text_of
+    from eagletwin.harness.page.render import text_of
 
     from .report import document_of, exit_code, finding_text, summary_facts, write_summary
 
@@ -254,7 +258,7 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
 
 
 def _actors(options: "SearchOptions") -> "Actors":
-    from .on_ray import Actors
+    from .pool import Actors
 
     return Actors(_elsewhere(options))
 

@@ -7,19 +7,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.trace_diff import diff
-from eagletwin.harness.check.trials import Trials, judge_run
+from eagletwin.harness.check.trials import Base, Trials, judge_run
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.trace import Trace
 
 from .looking import CaseSeen
-from .shrinking import reduced
-from .smaller import sizes
-from .summary import EffectFacts
+from .shrinking import reduced, sizes
+from .tally import EffectFacts
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from eagletwin.harness.core.signature import Signature
 
 from ..options import tell
 from .options import SearchOptions
-from .summary import FindingFacts
+from .tally import FindingFacts
 from .worker import Seen, as_path
 
 JOURNAL = "journal.jsonl"

@@ -10,13 +10,12 @@ from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
-from eagletwin.harness.families.modes import runs_in
+from eagletwin.harness.families.valid import runs_in
 
-from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES
-from .unsearched import held_by, narrowed, sampling_of
+from ..run_options import MAX_CASES, MINUTES, SHRINK_MINUTES
+from .coverage import held_by, narrowed, sampling_of
 
 # The feature without which a view changes nothing.
 _OF_VIEW = {"true_tree": "trees", "committed": "layers", "shifted": "plain-draft"}

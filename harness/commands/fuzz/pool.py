@@ -1,5 +1,5 @@
 """Who runs the blocks of a search: this process, and workers beside it (worker.py), which are processes of this machine or
-actors of Ray (on_ray.py).
+actors of Ray.
 
 Results come in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the same
 with any number of workers; with as many, where a change directs it (steering.py). On a CPU SGLang is imported once, and all
@@ -7,6 +7,8 @@ processes of this machine have their engines from that.
 """
 
 import os
+import re
+import signal
 import subprocess
 import threading
 from collections import Counter
@@ -14,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.core.environment import RUN_MODULE
-from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines.host import Host
 
@@ -29,7 +31,7 @@ from .looking import CaseSeen, Looking
 from .options import Plan, SearchOptions
 from .steering import Order, count_cases
 from .tally import Tally
-from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, read_answer, written
+from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, Worker, read_answer, written
 
 AHEAD = 4  # blocks for each worker that may be run before their turn
 _TRIES = 3  # workers that may end over one block before it is given up; or one after the other before one is up
@@ -398,3 +400,95 @@ class BlockPool:
         self._end(place, lost)
         if len(self._tally.lost) >= _TRIES and not self._done:
             self._fail(f"workers end in each block: the last one {how}")
+
+
+# Workers on Ray: one actor each, which may die at any time. The only file that knows Ray.
+#
+# An actor that dies is replaced by another one, on whatever machine has room. Its answers come as a stream, one after each
+# case, so that no more than the case that it was running is lost. It waits where nobody reads them.
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_UNREAD = 2  # answers that an actor may have given and nobody read; then it waits
+_MANY = 16  # workers for which blocks may be run ahead, since a cluster may grow
+
+
+class Actor:
+    """A worker that is an actor."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    def wait(self) -> None:
+        self._ray.get(self._actor.up.remote())
+
+    def run(self, job: bytes) -> Iterator[bytes]:
+        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": _UNREAD}
+        for answer in self._actor.run.options(**streaming).remote(job):
+            yield self._ray.get(answer)
+
+    def kill(self) -> None:
+        with suppress(Exception):  # it is gone, or out of reach
+            self._ray.kill(self._actor)
+
+    close = kill
+
+    def how_it_ended(self, error: Exception) -> str:
+        return f"ended ({' '.join(_COLOURS.sub('', str(error)).split())})"
+
+
+class Actors:
+    """Workers on a cluster. Use as a context manager.
+
+    processes of the options: how many workers; 0: as many as the cluster has room for, at any time
+    """
+
+    def __init__(self, options: SearchOptions, kind: type = Worker) -> None:
+        self._ray, self._kind = _load_ray(), kind
+        self._address, self._number, self._terms = options.address, options.processes, written(Terms(options))
+        mode = options.run.mode
+        self._gpus = mode.tp if mode.device == "cuda" else 0
+        self.ahead = AHEAD * max(self._number, _MANY)
+
+    def __enter__(self) -> "Actors":
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise InputError(
+                f"there is no Ray cluster at {self._address}: {error}",
+                consequence="nothing was run",
+                remedy="`ray start --head` on one machine and `ray start --address …` on the others, or leave --address out",
+            ) from error
+        finally:
+            for number, handler in handlers.items():  # Ray sets its own, which end the process without a word
+                signal.signal(number, handler)
+        self._remote = self._ray.remote(self._kind)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def number(self) -> int:
+        """A worker takes a core, and memory, and its GPUs."""
+        if self._number:
+            return self._number
+        has = self._ray.cluster_resources()
+        room = min(has.get("CPU", 0), has.get("memory", 0) // WORKER_BYTES)
+        return max(1, int(min(room, has.get("GPU", 0) // self._gpus) if self._gpus else room))
+
+    def start(self) -> Actor:
+        options = {"num_cpus": 1, "num_gpus": self._gpus, "max_restarts": 0, "max_task_retries": 0}
+        return Actor(self._ray, self._remote.options(**options).remote(self._terms))
+
+
+def _load_ray() -> Any:
+    """The module. Raises HarnessError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise HarnessError(
+            "Ray is not installed",
+            consequence="nothing was run: --address is of a Ray cluster",
+            remedy="`pip install 'eagletwin[ray]'`, or leave --address out to use the cores of this machine",
+        ) from error
+    return ray

@@ -19,13 +19,23 @@ from eagletwin.harness.page.document import Document, DocumentSection, Item, Tab
 from eagletwin.harness.page.render import write_page
 
 from ..page_facts import KINDS, left_out, never_happened, page_beside
+from .coverage import TOPICS
 from .journal import JOURNAL, PastFinding
 from .search import Fuzz
-from .shrinking import Finding
-from .smaller import sizes, smaller
-from .summary import SUMMARY, AsideFacts, EffectFacts, KnownFacts, Summary, UnconfirmedFacts, read_summary
-from .tally import LEAST, MOST_UNDECIDED, KnownBug, Tally
-from .unsearched import TOPICS
+from .shrinking import Finding, sizes, smaller
+from .tally import (
+    LEAST,
+    MOST_UNDECIDED,
+    SUMMARY,
+    AsideFacts,
+    EffectFacts,
+    KnownBug,
+    KnownFacts,
+    Summary,
+    Tally,
+    UnconfirmedFacts,
+    read_summary,
+)
 
 # What the exit code of a search means.
 MEANING = {

@@ -30,8 +30,7 @@ from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
 from .pool import BlockPool
 from .shrinking import Finding, Shrinking, Teller
-from .summary import EffectFacts
-from .tally import LEAST, MOST_UNDECIDED, Tally
+from .tally import LEAST, MOST_UNDECIDED, EffectFacts, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
 _IN_VAIN = 100

@@ -16,14 +16,22 @@ from msgspec.structs import fields, replace
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm
+from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm, needed_in
 from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
-from eagletwin.harness.check.workarounds import needed_in
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case, pretty_case
+from eagletwin.harness.core.case import (
+    Case,
+    EngineSettings,
+    Request,
+    SGLangSettings,
+    encode_case,
+    in_runs,
+    pretty_case,
+    sent_for,
+    without_defaults,
+)
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.request_inputs import sent_for
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.terminal import count
@@ -34,8 +42,47 @@ from eagletwin.harness.families.valid import admits
 from eagletwin.harness.page.run import write_run
 
 from .looking import CaseSeen
-from .smaller import smaller
-from .summary import FindingFacts
+from .tally import FindingFacts
+
+# What became smaller while a case was shrunk, in words: `chunks 40 → 0, page_size 4 → 1`; and how large a case is.
+
+# Of all cases; what only some have is measured by its dimension.
+_MEASURES: dict[str, Callable[[Case], object]] = {
+    "model": lambda case: case.model,
+    "prompt tokens": lambda case: sum(len(request.prompt) for request in case.requests),
+    "new tokens": lambda case: sum(request.max_new_tokens for request in case.requests),
+    "events": lambda case: len(case.events),
+    **{dimension.name: dimension.size for dimension in DIMENSIONS.values() if dimension.size is not None},
+}
+
+
+def smaller(found: Case, now: Case) -> str:
+    """How a case differs from the one that was found, by its sizes; empty if by none of them."""
+    changes = [(name, measure(found), measure(now)) for name, measure in _MEASURES.items()]
+    return ", ".join(f"{name} {_said(before)} → {_said(after)}" for name, before, after in changes if before != after)
+
+
+def _said(size: object) -> object:
+    return {"True": "on", "False": "off"}.get(str(size), size)
+
+
+def _size(request: Request) -> str:
+    notes = [f"{request.n} samples"] if request.n > 1 else []
+    if request.sampling is not None:
+        chosen = without_defaults(request.sampling).items()
+        notes += [f"{name} {value:g}" for name, value in chosen] or ["sampled"]
+    return f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def sizes(case: Case) -> str:
+    """How large a case is, without what it has none of."""
+    prompts = ", ".join(map(_size, case.requests))
+    chunks = f"chunks {in_runs(list(case.chunks))}, " if case.chunks else ""
+    return (
+        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
+        f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}"
+    )
+
 
 _NEWS = 5.0  # seconds between two lines of progress
 

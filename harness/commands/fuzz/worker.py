@@ -1,4 +1,4 @@
-"""A worker of a search, which runs blocks of cases: a process of this machine (pool.py) or an actor of Ray (on_ray.py).
+"""A worker of a search, which runs blocks of cases: a process of this machine or an actor of Ray (pool.py).
 
 `python -m eagletwin.harness.commands.fuzz.worker [FD]`; FD: where it joins the process that has imported SGLang.
 

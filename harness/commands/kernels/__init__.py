@@ -1,16 +1,12 @@
 """`eagletwin kernels`: SGLang's small speculative functions, called one at a time and compared with reference/.
 
     command.py    the command: options, what is printed, exit code
-    names.py      the names that it takes
-    child.py      starts that process, and reads what it sends
     runner.py     that process: imports the SGLang that was named, runs properties, sends results
-    results.py    what is sent, and how it is printed
-    tier.py       what a property is, and how planted faults are tried on it
-    properties/   the properties, a file a subject
-    runtime.py    what executes kernels
+    results.py    starts that process, reads what it sends, and prints it
+    tier.py       what a property is, how planted faults are tried on it, and how it says that two values differ
+    properties/   the properties, a file a subject, and the names that the command takes
+    runtime.py    what executes kernels, and plants a fault in a function, in memory
     release.py    finds SGLang's functions by dotted name, in any release
-    plant.py      plants a fault in a function, in memory
-    unequal.py    how a property says that two values differ
     trees.py      draft trees for cases
 
 Quick start: adding a function

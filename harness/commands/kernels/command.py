@@ -42,7 +42,7 @@ def kernels(
             consequence="nothing was listed",
             remedy="use --support, which looks at one SGLang, or --list alone",
         )
-    from .names import chosen, listing
+    from .properties import chosen, listing
 
     functions, properties = chosen(names or [])
     if listed:
@@ -78,7 +78,7 @@ def _unpublished(source: "Source") -> bool:
 def _run(source: "Source", job: "PropertyJob", report: "Report", limit: float, show: bool) -> None:
     """Run the job in a process that imports this SGLang, and fill the report; `show` prints each property when it is done."""
     from . import results
-    from .child import run
+    from .results import run
 
     tell(f"importing SGLang {source.called}")
     for message in run(source, job, limit):

@@ -151,11 +151,10 @@ def prepare(target: str = "") -> None:
 @cache
 def _begin() -> None:
     from eagletwin.harness.engines.sglang.boot import boot, preimport
-    from eagletwin.harness.engines.sglang.compat import image_processors
     from eagletwin.harness.engines.sglang.stand_ins import stubs
 
     finder = stubs.StubFinder(idle=())  # what only saves start-up time stays itself: tests of the same process use it
     preimport.ask_transformers()
-    image_processors.install(boot.SHIMS)
+    stubs.let_image_processors_register(boot.SHIMS)
     sys.meta_path.insert(0, finder)
     importlib.import_module(SPECULATIVE.partition(".")[0])

@@ -14,16 +14,13 @@ from msgspec import UNSET
 
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang import changes, own_loader
-from eagletwin.harness.engines.sglang.boot import identity
 from eagletwin.harness.engines.sglang.patches import PatchFailed
 
 from . import release
-from .plant import planted
 from .properties import ALL
 from .results import Began, Done, FaultsCaught, Function, Imported, Message, NotImported, PropertyJob, PropertyOutcome, Status
-from .runtime import WRONG, running
-from .tier import CASES, Property, same_cases, seeded
-from .unequal import Unequal, shown
+from .runtime import WRONG, planted, running
+from .tier import CASES, Property, Unequal, same_cases, seeded, shown
 
 TRIAL = 10  # cases that show whether a function can be called
 SEARCH = 20 * CASES  # cases of which one must fail with a planted fault: the first that does ends the search
@@ -46,14 +43,14 @@ def main() -> None:
             changes.watch_launches(fast=job.kernels != "interpreter")
         release.prepare(release.MODULES[0])
         if job.root:
-            identity.confirm(job.version, job.root)
+            own_loader.confirm_sglang(job.version, job.root)
         else:
-            identity.confirm_installed()
+            own_loader.confirm_installed_sglang()
     except BaseException as error:
         traceback.print_exc()
         send(NotImported(f"SGLang would not import: {type(error).__name__}: {error}"))
         sys.exit(1)
-    send(Imported(str(sys.modules["sglang"].__file__), identity.version()))
+    send(Imported(str(sys.modules["sglang"].__file__), own_loader.sglang_version()))
     for name in job.functions:
         send(look(name))
     for of in ALL:

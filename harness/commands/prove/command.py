@@ -13,16 +13,13 @@ import typer
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
-from eagletwin.harness.core.mode import CPU
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
 from eagletwin.harness.families.valid import check_model
 
-from ..as_json import with_json
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
-from ..result import ProveFacts
+from ..result import ProveFacts, with_json
 from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
-from .reasons import reason
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry, Known
@@ -79,6 +76,8 @@ def prove(
 
 def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
     """Why an entry is not run, as text; empty: it is."""
+    from .report import reason
+
     if unreached(entry, spec.mode):
         return unreached_text(entry, spec.mode)
     if not model or model == entry.case.model:
@@ -134,7 +133,7 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
 
 def _show_claim(host: "Host", chosen: "Sequence[Entry]", spec: RunSpec) -> None:
     """Before the proofs, as far as one of these entries can show it. Where its engine fails, its proof says why."""
-    from .claim import show_claim
+    from .proof import show_claim
 
     with suppress(EagletwinError):
         show(next(filter(None, (show_claim(host, entry, spec) for entry in chosen)), ""))
@@ -178,8 +177,8 @@ def _concluding(facts: ProveFacts, proofs: "Sequence[Proof]", out: Path) -> Iter
 
 def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof]":
     """The proofs of these entries, in their own models or in this one."""
-    from .in_model import prove_in_model
     from .proof import prove as prove_at_home
+    from .proof import prove_in_model
 
     if not model:
         yield from prove_at_home(host, chosen, out, spec)

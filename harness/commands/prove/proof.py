@@ -6,22 +6,72 @@ second is `diverged` by the rule that the entry names (`unknown`, if that rule i
 no longer shows makes its proof fail: the entry must be brought up to date.
 """
 
+import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Side
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import LEDGER, remedies_of
+from eagletwin.cases.reach import carried
+from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
+from eagletwin.harness.core.records import accept_lengths
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.engines.provision import releases
-from eagletwin.harness.engines.release_hosts import hosts
+from eagletwin.harness.engines.provision import NotFetched, releases
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.judge.completeness import shows_instead
 
 from ..matrix import Cell, Matrix, Question, refused
+
+# One release after another, each in a process of its own; the next is imported while the last is asked.
+
+
+def hosts(names: Sequence[str]) -> Iterator[tuple[str, Host | NotFetched]]:
+    """(release, its host, or why it cannot be had), in this order. A host is closed when the next is asked for."""
+    started: dict[str, Zygote | NotFetched] = {}
+    with _closing(started):
+        for number, name in enumerate(names):
+            for ahead in names[number : number + 2]:
+                if ahead not in started:
+                    started[ahead] = _start(ahead)
+            zygote = started.pop(name)
+            if isinstance(zygote, NotFetched):
+                yield name, zygote
+                continue
+            with Host(zygote) as host:
+                yield name, host
+
+
+def _start(name: str) -> Zygote | NotFetched:
+    try:
+        zygote = Zygote(resolve(name))
+    except NotFetched as error:
+        return error
+    zygote.start()
+    return zygote
+
+
+@contextmanager
+def _closing(started: dict[str, Zygote | NotFetched]) -> Iterator[None]:
+    """Whatever stops the caller, no process outlives it."""
+    with ExitStack() as stack:
+
+        def close() -> None:
+            for zygote in started.values():
+                if isinstance(zygote, Zygote):
+                    zygote.close()
+
+        stack.callback(close)
+        yield
 
 
 def _red(rule: str) -> str:
@@ -166,3 +216,161 @@ def _on_wheel(entry: Known, release: str, runs: Path, run: RunSpec) -> Question:
     patches = tuple(patch for patch in changes if patch is not None)
     again = run.command("prove", "--releases", entry.id) if patches else replace(run, sglang=release).command("check", entry.id)
     return Question(what=entry.case, name=name, out=runs, run=replace(run, patches=patches), again=again)
+
+
+# The claim of eagletwin in one case: with a wrong draft chain the tokens stay the same, and fewer drafts are accepted.
+
+_TOKENS, _ROUNDS = 16, 24  # that a line shows
+
+
+class _Decoded(NamedTuple):
+    """A request as a trace has it. tokens: its answer. drafts: how many draft tokens each round accepted."""
+
+    tokens: tuple[int, ...]
+    drafts: tuple[int, ...]
+
+
+def show_claim(host: Host, entry: Entry, run: RunSpec) -> str:
+    """The entry's case for the claim with its fix and without it: tokens, rounds and accepted drafts, in at most twelve lines.
+
+    Empty if the entry has none, or if here the two sides differ in their tokens or accept the same drafts.
+    """
+    if entry.claim is None:
+        return ""
+    right, wrong = (_run(host, entry, side_run(entry, side, run)) for side in (entry.green, entry.red))
+    return claim_text(right, wrong, f"{entry.id} on SGLang {host.version}")
+
+
+def _run(host: Host, entry: Entry, side: RunSpec) -> Trace:
+    assert entry.claim is not None
+    with tempfile.TemporaryDirectory() as folder:
+        return host.engine(entry.claim, side.patches, side.kernels).run(entry.claim, Path(folder))
+
+
+def claim_text(right: Trace, wrong: Trace, name: str) -> str:
+    """The same of two traces of a case."""
+    both = [_decode(trace) for trace in (right, wrong)]
+    answers, drafts = ([[one[at] for one in side.values()] for side in both] for at in (0, 1))
+    if answers[0] != answers[1] or drafts[0] == drafts[1]:
+        return ""
+    lines = [f"{name}: the tokens are the same without the fix, and fewer drafts are accepted.", ""]
+    for title, side in zip(("with the fix", "without it"), both, strict=True):
+        rounds = [accepted for decoded in side.values() for accepted in decoded.drafts]
+        lines += [
+            f"{title}:",
+            f"  tokens           {_cut([token for decoded in side.values() for token in decoded.tokens], _TOKENS)}",
+            f"  accepted drafts  {_cut(rounds, _ROUNDS)} = {sum(rounds)} in {len(rounds)} rounds",
+        ]
+    return "\n".join([*lines, "", "No test of the output sees this. The judge names the first wrong number:", ""])
+
+
+def _decode(trace: Trace) -> dict[str, _Decoded]:
+    records = trace.header.records
+    return {
+        record.request: _Decoded(
+            tuple(trace.integers(number, "tokens")), tuple(length - 1 for length in accept_lengths(records, record.request))
+        )
+        for number, record in enumerate(records)
+        if record.stage == "finished"
+    }
+
+
+def _cut(numbers: Sequence[int], most: int) -> str:
+    return " ".join(map(str, numbers[:most])) + (" …" if len(numbers) > most else "")
+
+
+# Prove an entry in another model than its own: its case carried over, until one shows both sides.
+#
+# Where another live bug of the release comes first in that model, its candidate fix stands beside both sides.
+
+_IDLE = 3  # cases that never call what an entry edits, after which no other is tried
+
+
+@dataclass(frozen=True, slots=True)
+class ProofInModel:
+    """What came out for one carried case. beside: the live bugs that are mended on both sides"""
+
+    proof: Proof
+    beside: tuple[str, ...]
+
+    @property
+    def own(self) -> bool:
+        """Whether the bug shows by the entry's own rule."""
+        return self.proof.holds and self.proof.red.verdict.rule == self.proof.entry.rule
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Functions that the entry changes and of which no changed statement ran."""
+        return tuple(name for name in self._idle_functions if name not in self._mended)
+
+    @property
+    def mended_in_vain(self) -> bool:
+        """Whether no changed statement of a function that is mended ran, so that the case says nothing."""
+        return any(name in self._mended for name in self._idle_functions)
+
+    @property
+    def _idle_functions(self) -> tuple[str, ...]:
+        outcomes = (side.outcome for side in (self.proof.green, self.proof.red) if side.outcome is not None)
+        changes = (change for outcome in outcomes for change in outcome.trace.changes)
+        return tuple(dict.fromkeys(name for change in changes if change.patch for name in change.idle))
+
+    @property
+    def _mended(self) -> set[str]:
+        return {target for patch in remedies_of(self.beside) for target in patch.targets}
+
+
+def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> ProofInModel:
+    """The proof by the entry's own rule, if a carried case gives one; else the first that shows the bug by another rule; else
+    that of the case as it stands."""
+    tried = list[ProofInModel]()
+    for attempt in _attempts(host, entry, model, runs, run):
+        if attempt.own:
+            return attempt
+        tried.append(attempt)
+    return next((attempt for attempt in tried if attempt.proof.holds), tried[0])
+
+
+def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
+    """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
+    from eagletwin.harness.families.weights import target_says  # it imports torch
+
+    idle, beside = 0, tuple[str, ...]()
+    for one in carried(entry, model, target_says):
+        attempt = _mended(host, one, runs, run, beside)
+        if attempt.mended_in_vain:
+            attempt = _mended(host, one, runs, run, ())
+        yield attempt
+        beside = attempt.beside  # what came first in this case comes first in the next one, too
+        idle += bool(attempt.idle)
+        if attempt.proof.errors or idle == _IDLE:
+            return
+
+
+def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> ProofInModel:
+    """The proof, with these live bugs mended on both sides, and with those that come first all the same."""
+    while True:
+        proof = _proof(host, entry, runs, run, beside)
+        if proof.errors or proof.green.verdict.status != "diverged":
+            return ProofInModel(proof, beside)
+        mended = side_run(entry, entry.green, with_remedies(run, beside))
+        other = may_be(host, entry.case, proof.green.verdict.rule, mended)
+        if not other or other in (*beside, entry.id):
+            return ProofInModel(proof, beside)
+        beside = (*beside, other)
+
+
+def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof:
+    """A live bug's divergence must be its own: a case that another's candidate fix cures, too, may show that other one."""
+    mended = with_remedies(run, beside)
+    [proof] = prove(host, [entry], runs, mended)
+    proof = dataclasses.replace(proof, any_rule=True)
+    if entry.remedy is None or not proof.holds:
+        return proof
+    red = side_run(entry, entry.red, mended)
+    return dataclasses.replace(proof, another=may_be_another(host, entry, entry.case, proof.red.verdict.rule, red))
+
+
+def with_remedies(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
+    """The run, with these live bugs mended."""
+    options = (word for name in beside for word in ("--remedy", name))
+    return replace(run, patches=(*run.patches, *remedies_of(beside)), changes=(*run.changes, *options))

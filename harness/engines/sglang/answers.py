@@ -10,7 +10,7 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import LOGPROBS
 
-from .compat import names
+from .compat import workers
 
 # What messages to the detokenizer say of the probabilities of tokens: of the prompt's, and of those that are sent.
 
@@ -144,16 +144,16 @@ class Messages:
     def take(self, payload: Any, n: int) -> None:
         """A message, of which this is request number n."""
         ids = getattr(payload, "output_ids", None)
-        tokens, decoded = list(ids[n]) if ids is not None else [], names.decoded(payload, n)
-        counts, reason = names.counts(payload, n), payload.finished_reasons[n]
+        tokens, decoded = list(ids[n]) if ids is not None else [], workers.decoded(payload, n)
+        counts, reason = workers.counts(payload, n), payload.finished_reasons[n]
         self.tokens += tokens
         self.decoded += decoded
         self.logprobs.take(payload, n)
         self.states.take(payload, n)
         self.sent.append((len(tokens), max(counts["completion_tokens"], -1), len(decoded)))
         if reason is not None:
-            self.numbers = counts | names.finish(reason)
-            self.histogram = names.histogram(payload, n)
+            self.numbers = counts | workers.finish(reason)
+            self.histogram = workers.histogram(payload, n)
 
     @property
     def tensors(self) -> dict[str, Array]:

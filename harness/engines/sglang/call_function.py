@@ -1,6 +1,6 @@
 """Single functions of SGLang that no case reaches without a GPU, called for real, with what they need around them put in place.
 
-Each answers with plain numbers; what they must be is the caller's to say (harness/check/function_calls.py).
+Each answers with plain numbers; what they must be is the caller's to say (harness/check/trials.py).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from torch import Tensor
 from eagletwin.harness.engines import protocol, triton_cpu
 
 from . import patches
-from .compat import deepseek_v4 as era
+from .compat import kernel_modules as era
 
 # SGLang's multi-step draft backend of DeepSeek-V4 on a CPU: its own classes and pools, of one draft layer.
 #
@@ -78,8 +78,8 @@ def draft_backend(req_to_token: Tensor, full_to_window: Tensor, num_steps: int) 
         "speculative_num_steps": num_steps,
         "speculative_num_draft_tokens": num_steps + 1,
     }
-    with _without_schedules(module), era.configured(**arguments) as server_arguments:
-        pool = era.pool(DeepSeekV4TokenToKVPool, PAGE_SIZE, len(full_to_window) - 1, requests)
+    with _without_schedules(module), era.deepseek_v4_configured(**arguments) as server_arguments:
+        pool = era.deepseek_v4_pool(DeepSeekV4TokenToKVPool, PAGE_SIZE, len(full_to_window) - 1, requests)
         pool.register_mapping(full_to_window)
         runner = SimpleNamespace(
             device="cpu",

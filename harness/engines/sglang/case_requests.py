@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from eagletwin.harness.core.case import Adapter, Case, Event, Request
-from eagletwin.harness.core.request_inputs import before, whole_prompts
+from eagletwin.harness.core.case import Adapter, Case, Event, Request, before, whole_prompts
 from eagletwin.harness.core.trace import Recorder, When
 from eagletwin.harness.families.adapters import MOST_RANK, PROJECTIONS, modules
 from eagletwin.harness.families.store import adapter_folder
 
 from .answers import Fates
-from .blame import NotDriven
-from .taps.wraps import Around, Wraps
+from .blame import Around, NotDriven, Wraps
 
 # A case's events as the messages that SGLang takes from its tokenizer process.
 

@@ -1,9 +1,10 @@
-"""Which statements that a source tree changed run. Called by zygote.py and worker.py before SGLang is imported.
+"""Which changed statements ran: those of a source tree, and those of patches in memory (patches.py).
 
-The modules that changed are compiled from their source as they are imported, with a call at each changed statement: lines keep
-their numbers, and bytecode of an earlier state of the file is not read. The fast runtime compiles Triton kernels with the same
-calls. Where another runtime runs a kernel, only a launch is seen: then the statements that stand under no condition count as
-run, of a launched kernel and of all functions that it may call.
+The modules of a tree that changed are compiled from their source as they are imported, with a call at each changed statement:
+lines keep their numbers, and bytecode of an earlier state of the file is not read. The fast runtime compiles Triton kernels
+with the same calls. Where another runtime runs a kernel, only a launch is seen: then the statements that stand under no
+condition count as run, of a launched kernel and of all functions that it may call. zygote.py and worker.py install it before
+SGLang is imported.
 """
 
 import ast
@@ -25,8 +26,41 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.changed_code import add_calls
 
 from .blame import hand_on
-from .evidence import CALL, executed
 from .own_loader import NotedSource, SourceFinder
+
+# A CUDA graph is captured once for each batch size, and no Python runs in a replay. The statements that ran in its capture
+# count where it is replayed.
+
+executed: set[str] = set()  # places of changed statements that ran, here or before the fork
+captured: set[str] = set()  # those of them that ran in the capture of any graph
+
+CALL = "_eagletwin_executed"  # the global by which changed code notes that it runs
+
+
+def watch_graphs(graphs: Any) -> None:
+    """Note which statements each graph of this class (torch.cuda.CUDAGraph) holds, and count them where it is replayed. Called
+    before any is captured."""
+    begin, end, replay = graphs.capture_begin, graphs.capture_end, graphs.replay
+    before: set[str] = set()
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        hand_on(begin, self, *args, **kwargs)
+        before.update(executed)
+        executed.clear()
+
+    def capture_end(self: Any) -> None:
+        self.eagletwin_executed = frozenset(executed)
+        captured.update(executed)
+        executed.update(before)
+        before.clear()
+        hand_on(end, self)
+
+    def noted_replay(self: Any) -> None:
+        executed.update(self.eagletwin_executed)
+        hand_on(replay, self)
+
+    graphs.capture_begin, graphs.capture_end, graphs.replay = capture_begin, capture_end, noted_replay
+
 
 _watch: Watch | None = None
 _launches_deep: bool | None = None  # whether launches are watched, and if so, whether for all that a kernel names

@@ -6,30 +6,221 @@ messages that SGLang itself takes from its tokenizer process.
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
-from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered
-from eagletwin.harness.core.request_inputs import most_before
-from eagletwin.harness.core.trace import Recorder
+from eagletwin.harness.core.arrays import Array, runs_of
+from eagletwin.harness.core.case import Case, Event, Request, most_before
+from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered, Pause
+from eagletwin.harness.core.trace import Recorder, When
 from eagletwin.harness.families import RECIPES
 
 from . import blame, case_requests
-from .accounts import Accounts
-from .answers import Fates
+from .answers import Fates, Messages
 from .case_requests import InStep, OpenSessions
 from .compat import adaptive, requests, workers
-from .compat import sessions as kept_sessions
-from .jitter import Pauses, streams_of
-from .stand_ins.configuration import Ends
-from .taps.plain import PlainTaps, Unrecorded, Unwaited
-from .taps.stages import EarlierStage, LastStage
-from .taps.taps import Taps
-from .taps.worker_v1 import TapsV1
+from .compat import memory as kept_sessions
+from .stand_ins.stubs import Ends
+from .taps.stages import EarlierStage, LastStage, PlainTaps, Unrecorded, Unwaited
+from .taps.taps import Taps, TapsV1
+
+# Seeded pauses between the streams of a GPU, so that a wait that is missing shows.
+#
+# Streams are ordered where one records an event and another waits for it, and begin new work where the process enters or
+# leaves a stream. After each such call, by chance, the stream on which work goes on sleeps for a while. The answers must not
+# change: all that has to wait is made to. SGLang's own test (`sglang/test/cache_consistency_jitter.py`) pauses after events,
+# too.
+
+_CYCLES = 2000  # of a microsecond: GPUs of today run at up to 2 GHz
+_SPREAD = 100  # the shortest pause is this part of the longest
+
+
+class Pauses:
+    """From `start` to `stop` every event and every stream of the process gets them.
+
+    cuda  torch.cuda, whose classes are changed
+    name  what to call a stream
+    """
+
+    def __init__(self, asked: Jitter, name: Callable[[Any], str], cuda: Any = torch.cuda) -> None:
+        self._asked, self._name, self._cuda = asked, name, cuda
+        self._random = random.Random(asked.seed)
+        self._points, self._pauses = 0, list[Pause]()
+        self._inside = False  # a wait for a stream records an event and waits for it: one point, not three
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    @property
+    def jittered(self) -> Jittered:
+        return Jittered(self._asked, self._points, tuple(self._pauses))
+
+    def start(self) -> None:
+        cuda = self._cuda
+        for method in ("record", "wait"):
+            self._wrap(cuda.Event, method, lambda event, stream=None: stream)
+        for method in ("wait_event", "wait_stream"):
+            self._wrap(cuda.Stream, method, lambda stream, other: stream)
+        for method in ("__enter__", "__exit__"):  # work goes on in the stream that is then the current one
+            self._wrap(cuda.StreamContext, method, lambda context, *_: None)
+
+    def stop(self) -> None:
+        while self._undo:
+            setattr(*self._undo.pop())
+
+    def _wrap(self, owner: Any, method: str, goes_on: Callable[..., Any]) -> None:
+        """goes_on: of the call's arguments the stream behind it; None: the current one."""
+        original = getattr(owner, method)
+        place = f"{owner.__name__}.{method.strip('_')}"
+
+        def with_pause(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return original(*args, **kwargs)
+            self._inside = True
+            try:
+                result = original(*args, **kwargs)
+                self._perhaps(place, goes_on(*args, **kwargs))
+                return result
+            finally:
+                self._inside = False
+
+        setattr(owner, method, with_pause)
+        self._undo.append((owner, method, original))
+
+    def _perhaps(self, place: str, stream: Any) -> None:
+        """A point: draw whether the stream gets a pause, and which."""
+        point, self._points = self._points, self._points + 1
+        chance, part = self._random.random(), self._random.random()
+        microseconds = int(self._asked.longest * _SPREAD ** (part - 1))
+        if chance >= self._asked.share or not microseconds:
+            return
+        stream = self._cuda.current_stream() if stream is None else stream
+        with self._cuda.StreamContext(stream):
+            self._cuda._sleep(microseconds * _CYCLES)
+        self._pauses.append(Pause(point, f"{place} on {self._name(stream)}", microseconds))
+
+
+def streams_of(scheduler: Any) -> Callable[[Any], str]:
+    """By what name the scheduler has a stream."""
+    owners = {"schedule": "schedule_stream", "forward": "forward_stream", "copy": "copy_stream"}
+
+    def name(stream: Any) -> str:
+        held = {word: getattr(scheduler, attribute, None) for word, attribute in owners.items()}
+        held["lengths"] = getattr(getattr(scheduler, "future_map", None), "fwd_prepare_d2h_stream", None)
+        return next((word for word, known in held.items() if known is not None and known == stream), "another")
+
+    return name
+
+
+# Records between batches: slots, ends of requests and the prefix cache; and poison in the slots that are free.
+
+
+class Accounts:
+    """What drive.py notes at the start of an iteration, of the requests that the taps have seen."""
+
+    def __init__(self, case: Case, taps: Taps, recorder: Recorder) -> None:
+        self._case = case
+        self._taps = taps
+        self._recorder = recorder
+
+    def slots(self, stage: str, iteration: int, free: Array) -> None:
+        """Whose the slots are. stage: `iteration`, or `flushed` at the end of a case."""
+        if not self._taps.records:
+            return
+        allocation = self._taps.allocation
+        held = {name: allocation.held(request) for name, request in self._taps.requests.items()}
+        numbers = allocation.counts() | {"live": sum(map(allocation.lives, self._taps.requests.values()))}
+        tensors = {
+            "free": runs_of(free),
+            "cached": allocation.cached(),
+            "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
+        }
+        tensors |= self._of_sessions()
+        if allocation.has_windows:
+            numbers |= allocation.window_counts()
+            tensors["window_free"] = runs_of(allocation.window_free())
+            tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
+        if (states := self._taps.states) is not None:
+            owned = [slot for request in self._taps.requests.values() for slot in states.held(request)]
+            numbers |= {"state_total": states.total, "state_given_up": states.given_up}
+            tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
+            tensors |= {"state_cached": (cached := states.cached())} | states.anew(cached)
+        if (tier := self._taps.host_tier) is not None:
+            more, slots = tier.slots()
+            numbers |= more
+            tensors |= slots
+        self._recorder.add(
+            "",
+            0,
+            stage,
+            step=iteration,
+            when=When(iteration),
+            numbers=numbers,
+            tensors=tensors,
+        )
+
+    def finished(self, names: list[str], iteration: int, fates: Fates) -> None:
+        """The ends of requests since the last iteration, with all that was sent for them."""
+        requests = self._taps.requests
+        for name in fates.finish(names, lambda name: name in requests and bool(requests[name].finished())):
+            answer = fates.answers.get(name, Messages())
+            numbers = {"aborted": int(name in fates.aborted), "dropped": int(name in fates.dropped)} | answer.numbers
+            self._recorder.add(name, 0, "finished", when=When(iteration), numbers=numbers, tensors=answer.tensors)
+
+    def _of_sessions(self) -> dict[str, Array]:
+        """Slots that sessions hold while no request of theirs runs, and whose each is, by the session's number."""
+        if not self._case.sessions:
+            return {}
+        kept = self._taps.allocation.kept_by_sessions(self._taps.requests.values())
+        slots = [slot for name in self._case.sessions for slot in kept.get(name, ())]
+        whose = [number for number, name in enumerate(self._case.sessions) for _ in kept.get(name, ())]
+        return {"sessions": np.array(slots, np.int64), "whose": np.array(whose, np.int64)}
+
+    def cached(self, iteration: int, of_sessions: Mapping[str, tuple[int, ...]]) -> None:
+        """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get.
+
+        of_sessions: all that requests of sessions were asked, whose lists SGLang lengthens for the next ones, in place"""
+        for name, request in self._taps.requests.items():
+            tokens = [*of_sessions.get(name, request.origin_input_ids), *request.output_ids]
+            slots = self._taps.allocation.cached_prefix(tokens, request.extra_key)
+            tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
+            if self._taps.allocation.has_windows:
+                tensors["window_slots"] = self._taps.allocation.window_slots(slots)
+            for part, pool in self._taps.pools.items():
+                tensors[f"{part}_kv"] = pool.rows(slots)
+            if self._taps.states is not None:
+                tensors |= self._taps.states.of_prefixes(tokens)
+            self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
+
+    def poison_all(self) -> None:
+        for pool in self._taps.pools.values() if self._taps.poisons else ():
+            pool.poison_all()
+        if self._taps.poisons and self._taps.states is not None:
+            self._taps.states.poison_all()
+        if self._taps.host_tier is not None:
+            self._taps.host_tier.poison_all()
+
+    @property
+    def copying(self) -> bool:
+        """Whether the prefix cache still copies rows to the host or back: it is not to be flushed then."""
+        return self._taps.host_tier is not None and self._taps.host_tier.copying > 0
+
+    def poison_freed(self, free: Array) -> None:
+        """Until now free slots hold plausible rows of whichever request had them."""
+        if not self._taps.records:
+            return
+        allocation = self._taps.allocation
+        used = allocation.used(free)
+        freed = allocation.freed(free, used)
+        for pool in self._taps.pools.values():
+            pool.poison(freed, used)
+        if self._taps.states is not None:
+            self._taps.states.poison(self._taps.states.free())
+        if self._taps.host_tier is not None:
+            self._taps.host_tier.poison_free()
 
 
 class _Done(BaseException):
@@ -201,7 +392,7 @@ class Drive:
             self._accounts.poison_freed(free)
         self._set_chunk()
         if self.case.sessions:
-            kept_sessions.end_those_that_wait(self._scheduler)
+            kept_sessions.end_waiting_sessions(self._scheduler)
         return self._messages()
 
     def _all_ended(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from eagletwin.harness.core.case import Case, Grammar, GrammarBackend
 from eagletwin.harness.core.grammar import as_ebnf, ends, spelled, word
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import Mode
 
 from . import patches
 from .blame import NotDriven

@@ -1,4 +1,7 @@
-"""Modules that are loaded by a loader of ours: found as Python finds them, their bytecode kept by content."""
+"""How this process imports SGLang: modules by a loader of ours, which blocks of them run, and which SGLang it is.
+
+Modules are found as Python finds them, and their bytecode is kept by content.
+"""
 
 import _imp
 import ast
@@ -7,15 +10,21 @@ import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import marshal
+import os
 import sys
 import types
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE, blocks_of
 
 # Modules that are loaded from their source by a loader of ours: found as Python finds them, and only their loader differs.
 
@@ -130,3 +139,90 @@ def note(body: list[ast.stmt], what: str | int, *, documented: bool = False) -> 
     at = body[documented] if len(body) > documented else body[0]
     said = ast.copy_location(ast.Expr(call), at)
     body.insert(int(documented), ast.fix_missing_locations(said))
+
+
+# Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks` and `mutants` of tests/lab).
+#
+# The modules are compiled from their source with a note at the start of each block. Triton kernels, and functions that a patch
+# takes the place of, have none.
+#
+# Called by zygote.py and worker.py before SGLang is imported, and by runner.py when a case is done.
+
+_ran: dict[str, set[int]] = {}  # file -> first lines of blocks that ran, here or before the fork
+
+
+def note_blocks() -> None:
+    """Note what runs from now on, if a folder is named. Before SGLang is imported."""
+    if os.environ.get(FOLDER):
+        sys.meta_path.insert(0, SourceFinder(_loader_of))
+
+
+def forget_blocks() -> None:
+    """A case begins: where each is told apart, forget what ran so far."""
+    if OF in os.environ:
+        for lines in _ran.values():
+            lines.clear()
+
+
+def write_blocks(device: str) -> None:
+    """What ran so far in this process, into a file of its own."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        ran = {file: sorted(lines) for file, lines in _ran.items()}
+        Path(folder, f"{device}-{os.getpid()}.json").write_bytes(msgspec.json.encode(ran))
+
+
+class _Loader(NotedSource):
+    def __init__(self, name: str, path: str) -> None:
+        super().__init__(name, path)
+        self.ran = _ran.setdefault(path, set()).add
+
+    def add_notes(self, tree: ast.Module) -> None:
+        for block, body, documented in list(blocks_of(tree)):
+            note(body, block.line, documented=documented)
+
+
+def _loader_of(module: str) -> LoaderOf | None:
+    noted = os.environ.get(OF, SPECULATIVE).split(",")
+    return _Loader if any(module == name or module.startswith(f"{name}.") for name in noted) else None
+
+
+# Which SGLang this process has imported, and what traces call it.
+#
+# `sglang.__version__` is the installed package's, whatever was imported, where a source tree has no metadata of its own.
+
+_sglang_version = ""
+
+
+def confirm_sglang(named: str, root: str) -> None:
+    """Take over the version that the caller names; raise ImportError if what was imported lies elsewhere than below `root`."""
+    import sglang
+
+    global _sglang_version
+    where = Path(sglang.__path__[0])
+    if not where.samefile(Path(root) / "sglang"):
+        raise ImportError(f"asked for the sglang in {root}, and Python imported the one in {where.parent}")
+    _sglang_version = named
+
+
+def confirm_installed_sglang() -> None:
+    """Raise ImportError if Python imports another sglang than the installed one: traces would call it by that one's version."""
+    import sglang
+
+    try:
+        installed = Path(str(importlib.metadata.distribution("sglang").locate_file("sglang")))
+    except importlib.metadata.PackageNotFoundError:
+        return
+    where = Path(sglang.__path__[0])
+    if installed.is_dir() and not where.samefile(installed):  # an editable installation has no such folder
+        raise ImportError(
+            f"Python imports the sglang in {where.parent}, and the installed one is in {installed.parent}: take the other off "
+            f"PYTHONPATH, or name it, --sglang {where.parent}"
+        )
+
+
+def sglang_version() -> str:
+    """The release, or the commit of a source tree."""
+    import sglang
+
+    return _sglang_version or str(sglang.__version__)

@@ -23,7 +23,7 @@ from eagletwin.harness.engines.changed_code import add_calls, changed_points, en
 
 from . import blame
 from . import changes as tree_changes
-from .evidence import CALL, executed
+from .changes import CALL, executed
 
 _edited: dict[Any, "_Source"] = {}  # code objects that edits made -> their source, for an edit of the same function after them
 ran: set[str] = set()  # edited functions that were called, here or before the fork

@@ -9,7 +9,7 @@ first launch.
 
 from .checks import Checks
 from .compiler import dotted, precompile, watch
-from .fill import poison, poison_empty
+from .dtypes import poison, poison_empty
 from .install import clear, fallbacks, faults, install, installed, launches, uninstall, watch_fallbacks
 from .pools import LivePools
 from .state import KernelError, KernelViolation, OrderDependence, OutOfBounds, PoisonLeak, ShadowMismatch, UnregisteredAddress

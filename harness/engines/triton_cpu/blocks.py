@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .bfloat16 import Brain, wide
-from .dtypes import F32, I32, I64, U32
+from .dtypes import F32, I32, I64, U32, Brain, wide
 from .lanes import extra
 from .memory import Pointer
 from .pools import RawPointer

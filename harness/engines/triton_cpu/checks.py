@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from triton.runtime.errors import InterpreterError
 
-from .dtypes import F16, F32, F64
-from .fill import noise, poison_bits, recognisable
+from .dtypes import F16, F32, F64, noise, poison_bits, recognisable
 from .launch import Launch, run
 from .pools import LivePools
 from .state import STATE, Fill, KernelViolation, OrderDependence, PoisonLeak, ShadowMismatch, Unshadowed, Unsupported

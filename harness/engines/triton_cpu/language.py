@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from . import bfloat16, blocks, memory
+from . import blocks, dtypes, memory
 from .blocks import POINTERS, dims
-from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType
-from .fill import filled
+from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType, filled
 from .lanes import aligned, extra, trip_range
 from .memory import advance, make_block_ptr
 from .pools import from_address
@@ -79,8 +78,8 @@ def zeros(shape: Any, dtype: Any) -> Any:
 
 
 def zeros_like(input: Any) -> Any:
-    if input.__class__ is bfloat16.Brain:
-        return bfloat16.Brain(zeros_like(input.values))
+    if input.__class__ is dtypes.Brain:
+        return dtypes.Brain(zeros_like(input.values))
     return np.zeros_like(input)[()]
 
 
@@ -93,7 +92,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         if isinstance(condition, ndarray):
             raise Unsupported("a block condition between pointers")
         return x if condition else y
-    if bfloat16.Brain in (x.__class__, y.__class__):
+    if dtypes.Brain in (x.__class__, y.__class__):
         return _where_brain(condition, x, y)
     dtype = common_dtype(x, y)
     if condition.__class__ is not ndarray:
@@ -117,8 +116,8 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 def _where_brain(condition: Any, x: Any, y: Any) -> Any:
     """The same where one of the two is bfloat16: with another, or a Python number, the result is too; else float32."""
-    chosen = where(condition, *(bfloat16.wide(_cast_value(v, bfloat16.BF16) if _is_weak(v) else v) for v in (x, y)))
-    return bfloat16.Brain(chosen) if all(v.__class__ is bfloat16.Brain or _is_weak(v) for v in (x, y)) else chosen
+    chosen = where(condition, *(dtypes.wide(_cast_value(v, dtypes.BF16) if _is_weak(v) else v) for v in (x, y)))
+    return dtypes.Brain(chosen) if all(v.__class__ is dtypes.Brain or _is_weak(v) for v in (x, y)) else chosen
 
 
 def _is_weak(value: Any) -> bool:
@@ -155,7 +154,7 @@ def dot(
     out_dtype: Any = F32,
 ) -> Any:
     """Matrix product in out_dtype (int32 for integers, float64 for float64), plus acc."""
-    input, other = bfloat16.wide(input), bfloat16.wide(other)  # products of two are exact in float32
+    input, other = dtypes.wide(input), dtypes.wide(other)  # products of two are exact in float32
     dtype = acc.dtype if acc is not None else I32 if input.dtype.kind in "iu" else F64 if input.dtype == F64 else out_dtype
     # One contiguous matrix per program, with or without lanes: the same BLAS call, hence the same rounding.
     product = np.matmul(np.ascontiguousarray(input), np.ascontiguousarray(other), dtype=dtype)
@@ -233,7 +232,7 @@ def assume(cond: Any) -> None:
 DTYPES: dict[str, Any] = {
     "int1": BOOL,
     **{dtype.name: dtype for dtype in (I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64)},
-    "bfloat16": bfloat16.BF16,
+    "bfloat16": dtypes.BF16,
     **{f"float8{kind}": Opaque(f"float8{kind}", 1) for kind in ("e4nv", "e5", "e4b8", "e4b15", "e5b16")},
 }
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .bfloat16 import BF16
 from .compiler import Compiled, Device, adapt
-from .dtypes import F32, U32, Opaque
+from .dtypes import BF16, F32, U32, Opaque
 from .lanes import Diverged, Groupings
 from .memory import Memory, Pointer
 from .state import MARK, STATE, Fill, KernelError, KernelViolation, Unsupported

@@ -1,6 +1,6 @@
 """Memory as a kernel sees it: a tensor's elements as a flat numpy array, and pointers as (memory, element offset).
 Every access by an active lane is checked against the tensor's own extent, and against its shape where the view has
-gaps. Loads and stores of all kernels end here; what undefined lanes hold is decided by fill.py.
+gaps. Loads and stores of all kernels end here; what undefined lanes hold is decided by dtypes.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .bfloat16 import BF16, Brain, narrowed, undefined_bits, widened
-from .dtypes import BOOL, I64, U16, Opaque, PointerType
-from .fill import filled, undefined
+from .dtypes import BF16, BOOL, I64, U16, Brain, Opaque, PointerType, filled, narrowed, undefined, undefined_bits, widened
 from .lanes import aligned, extra
 from .state import STATE, OutOfBounds, Store, Unsupported, where
 from .values import convert, ndarray

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import bfloat16
+from . import dtypes
 from .dtypes import BOOL, F16, F32, F64, I8, I32, I64, U32, U64, Opaque
 from .lanes import aligned
 from .state import Unsupported
@@ -227,7 +227,7 @@ def _comparison(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compare(a: Any, b: Any) -> Any:
         if a.__class__ in _SIGNED and b.__class__ in _SIGNED:
             return op(a, b)
-        a, b = bfloat16.wide(a), bfloat16.wide(b)
+        a, b = dtypes.wide(a), dtypes.wide(b)
         if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
             a, b = aligned(a, b)
         da, db = getattr(a, "dtype", None), getattr(b, "dtype", None)
@@ -274,7 +274,7 @@ def truediv(a: Any, b: Any) -> Any:
     """a / b: at least float32; integers are cast to float32 first."""
     if both_python(a, b):
         return a / b
-    a, b = bfloat16.wide(a), bfloat16.wide(b)
+    a, b = dtypes.wide(a), dtypes.wide(b)
     want = common_dtype(a, b, True)
     if want.kind != "f":
         want = F32
@@ -292,7 +292,7 @@ def negate(a: Any) -> Any:
 
 def cast(value: Any, dtype: Any, bitcast: bool = False) -> Any:
     """value.to(dtype): C casts, or the same bits where bitcast; Unsupported for dtypes that numpy lacks."""
-    brain = bfloat16.cast(value, dtype, bitcast)
+    brain = dtypes.cast(value, dtype, bitcast)
     if brain is not None:
         return brain
     if isinstance(dtype, Opaque):

@@ -57,8 +57,8 @@ class Dimension:
     says, plain  what the case has, and what takes its place, for `bisect --features`
     without   the ways to do without it that leave the rest of the case as it is; None: bisect does not take it away
     simpler   cases that have less of it. Shrinking also sets each field to its default
-    refusals  why no engine is given such a case; of_sent: which the scheduler sees (core/request_inputs.py)
-    kinds     what of it makes a case a special one, by which known bugs are matched (harness/check/kind.py)
+    refusals  why no engine is given such a case; of_sent: which the scheduler sees (core/case.py)
+    kinds     what of it makes a case a special one, by which known bugs are matched (harness/check/known.py)
     modes     option of a mode -> why eagletwin does not run the case with it
     happened  name for `Case.exercises` -> its sentence, and whether a run (harness/judge/features.py) shows it
     example   a value, for the smallest case that has it

@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Event
-from eagletwin.harness.core.request_inputs import expanded
+from eagletwin.harness.core.case import Case, Event, expanded
 
 from .dimension import Dimension, Has, Refusal, st, with_events
 

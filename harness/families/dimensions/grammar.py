@@ -11,9 +11,8 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Request
+from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Request, processed
 from eagletwin.harness.core.grammar import aborted_unread, rules_of, writes
-from eagletwin.harness.core.request_inputs import processed
 from eagletwin.reference.grammar import left_recursive, reaching
 
 from .dimension import Refusal, of_requests, of_settings, st

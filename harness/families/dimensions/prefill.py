@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.request_inputs import expanded
+from eagletwin.harness.core.case import Case, expanded
 from eagletwin.harness.families import RECIPES
 
 from .dimension import Dimension, Refusal, of_settings

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.request_inputs import most_before, sent_for
+from eagletwin.harness.core.case import Case, Request, most_before, sent_for
 from eagletwin.harness.families import RECIPES
 
 from .dimension import Dimension, Refusal, of_requests, round_slots, with_events

@@ -1,11 +1,10 @@
-"""Several samples of one prompt: the scheduler is sent other requests in place of one (core/request_inputs.py)."""
+"""Several samples of one prompt: the scheduler is sent other requests in place of one (core/case.py)."""
 
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import MOST_LETTERS, MOST_REQUESTS, Case
-from eagletwin.harness.core.request_inputs import LONGEST, expanded, several
+from eagletwin.harness.core.case import LONGEST, MOST_LETTERS, MOST_REQUESTS, Case, expanded, several
 
 from .dimension import Has, Refusal, of_requests, st, with_events, with_requests
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.request_inputs import most_before
+from eagletwin.harness.core.case import Case, Event, Request, most_before
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.recipe import Recipe
 

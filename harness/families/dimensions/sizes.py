@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.request_inputs import expanded
+from eagletwin.harness.core.case import Case, expanded
 from eagletwin.harness.families import RECIPES, family_of
 
 from .dimension import Refusal, of_settings, round_slots, with_settings

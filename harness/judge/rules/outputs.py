@@ -1,6 +1,4 @@
-"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.stream`.
-
-logprobs.py judges the probabilities that it asked for.
+"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.stream`, `output.logprobs`.
 
 All of it follows from the request, and from the steps that the trace shows. A step is the end of a prefill, which gives one
 token, or a round of verify. What a step gave is lost where the request was retracted before its result was read, as happens
@@ -11,11 +9,17 @@ under overlap there is one. Neither counts.
 from collections import Counter
 from typing import NamedTuple
 
-from eagletwin.harness.core.case import Request
+import numpy as np
+import torch
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Logprobs, Request
 from eagletwin.harness.core.records import UNSAID, Finish, Record
 
+from ..bounds import log_scale
 from ..compare import Place
 from ..context import Rules
+from ..replay import RequestReplay
 from ..request_logits import end_of
 from . import rule, stages
 from .cached_rows import restored
@@ -180,3 +184,168 @@ class Answers(Rules):
         rounds = [tally[accepted] for accepted in range(max(tally, default=-1) + 1)]
         histogram = self._trace.integers(number, "histogram")
         self._compare.integers(place, _COUNTS, rounds, histogram, "rounds by accepted drafts, entry", 0)
+
+
+# What a request was told of the probabilities of tokens: `output.logprobs`.
+#
+# The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither
+# a temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first
+# place that was asked for, whatever stands before it. A request with max_new_tokens 0 is told of the token that would have
+# been its first, which it is not sent: SGLang's scores of prompts are made of that.
+
+_RULE = "output.logprobs"
+_LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
+# Probabilities below the smallest normal float32 are whole numbers of steps, and 0 below half of one.
+_NORMAL, _STEP = float(np.log(np.finfo(np.float32).tiny)), float(np.finfo(np.float32).smallest_subnormal)
+
+
+class _Places(NamedTuple):
+    """Places of a text, of which the first is number `first`, and what must be said of them.
+
+    part    as a trace calls it: input or output
+    tokens  that stand there
+    silent  how many of the first say nothing
+    drawn   [n]: whether the logarithm is one of a probability in float32, and not log_softmax's own: of a request that samples,
+            and in a prefill of one that is greedy next to one that samples
+    logits  [n, V] by which the others were chosen, or would have been
+    """
+
+    part: str
+    first: int
+    tokens: list[int]
+    silent: int
+    drawn: Array
+    logits: Array
+
+
+class _Said(NamedTuple):
+    """What was said of some places, a row each: how many numbers, -1 for nothing; and all numbers, one row after another."""
+
+    rows: list[int]
+    numbers: Array
+
+
+class Told(Rules):
+    """Judges what a request was told of probabilities."""
+
+    @rule("output.logprobs", "3.9", weights="in part")
+    @stages("finished")
+    def finished(self, number: int, record: Record) -> None:
+        """Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its
+        probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for
+        what is sent of that row's logits as the request wants them changed, divided by its temperature."""
+        if not self._context.of(Answers).has_message(record):
+            return
+        request, emitted = self._case.request(record.request), self._trace.integers(number, "tokens")
+        place, wanted = Place(record, "finished"), request.logprobs
+        if wanted is None:
+            if "logprobs_sent" in record.tensors and self._compare.on(_RULE):
+                self._compare.report(place, _RULE, "logprobs", "none: they were not asked for", "some")
+            return
+        replay, unsent = self._replay(record), 0
+        if not (request.max_new_tokens or emitted or record.numbers["aborted"]):
+            emitted = replay.tokens[len(request.prompt) :][:1]
+            unsent = len(emitted)
+        if replay.target_rows is None or len(replay.target.logits) < len(request.prompt) - 1 + len(emitted):
+            return  # a divergence of output.tokens
+        if "logprobs_sent" not in record.tensors:
+            if emitted and self._compare.on(_RULE):
+                self._compare.report(place, _RULE, "logprobs", "those that were asked for", "none")
+            return
+        for places in self._places(replay, request, wanted, emitted):
+            self._judge(number, place, places, wanted)
+        if "sent" in record.tensors:
+            sent = self._trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist()
+            sent[-1:] = [last + unsent for last in sent[-1:]]
+            told = self._trace.integers(number, "logprobs_sent")
+            self._compare.integers(place, _RULE, sent, told, "tokens that have a logprob in message", 0)
+
+    def _places(self, replay: RequestReplay, request: Request, wanted: Logprobs, emitted: list[int]) -> list[_Places]:
+        prompt, sampling = request.prompt, self._case.sampled(request.id)
+        first = len(prompt) if wanted.start < 0 else wanted.start
+        rows = replay.target.logits
+        of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
+        drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
+        silent, of_softmax = min(1, len(prompt) - first), np.zeros(len(of_prompt), bool)
+        beside = np.array([len(prompt) + n in drawn for n in range(len(sent))], bool)
+        return [
+            _Places("input", first, list(prompt[first:]), silent, of_softmax, of_prompt),
+            _Places("output", len(prompt), emitted, 0, beside, sent if sampling is None else sent / sampling.temperature),
+        ]
+
+    def _beside_sampled(self, name: str) -> set[int]:
+        """Places whose tokens prefills of a greedy request gave next to one that samples: SGLang takes the softmax of all."""
+        prefills = [record for record in self._records if record.stage == "prefill"]
+        sampled = {record.forward for record in prefills if self._case.sampled(record.request) is not None}
+        return {record.numbers["end"] for record in prefills if record.request == name and record.forward in sampled}
+
+    def _judge(self, number: int, place: Place, places: _Places, wanted: Logprobs) -> None:
+        told = np.maximum(torch.from_numpy(places.logits).log_softmax(-1).numpy(), _LEAST)
+        speaking = places.tokens[places.silent :]
+        kinds: dict[str, list[list[int]] | None] = {"token": [[token] for token in speaking]}  # tokens of each place
+        if wanted.tokens:
+            kinds["token_ids"] = [list(wanted.tokens) for _ in speaking]
+        if wanted.top:
+            kinds["top"] = None  # the best ones, within what the reference can tell
+        counts = {"token": 1, "token_ids": len(wanted.tokens), "top": wanted.top}
+        for kind in counts.keys() - kinds.keys():
+            self._nothing(number, place, f"{places.part}_{kind}_logprobs")
+        for kind, named in kinds.items():
+            values, ids = self._said(number, f"{places.part}_{kind}_logprobs")
+            name = f"{places.part} {kind} logprobs"
+            rows = [*[-1] * places.silent, *[counts[kind]] * len(speaking)]
+            # the token itself is named where nothing is said of its probability, too
+            shown = [1] * len(places.tokens) if kind == "token" else rows
+            self._compare.integers(place, _RULE, rows, values.rows, f"how many {name} of place", places.first)
+            self._compare.integers(place, _RULE, shown, ids.rows, f"how many ids of {name} of place", places.first)
+            if (values.rows, ids.rows) != (rows, shown):
+                continue
+            chosen = ids.numbers if kind != "token" else ids.numbers[places.silent :]
+            if named is None:
+                self._best(place, places, chosen.reshape(-1, wanted.top), name)
+            else:
+                expected = places.tokens if kind == "token" else [token for row in named for token in row]
+                self._compare.integers(place, _RULE, expected, ids.numbers.tolist(), f"id of {name}", 0)
+            chosen = chosen.reshape(-1, counts[kind]).clip(0, told.shape[1] - 1)
+            if len(chosen):
+                self._values(place, places, np.take_along_axis(told, chosen, 1), values.numbers.reshape(chosen.shape), name)
+
+    def _nothing(self, number: int, place: Place, name: str) -> None:
+        """What nobody asked for is not told, as of another request."""
+        for kept in (name, f"{name}_ids"):
+            if kept in self._records[number].tensors:
+                some = self._trace.integers(number, kept) if kept.endswith("_ids") else self._trace.array(number, kept).tolist()
+                self._compare.integers(place, _RULE, [], some, f"{kept}, which were not asked for, of place", 0)
+
+    def _said(self, number: int, name: str) -> tuple[_Said, _Said]:
+        """Values and ids."""
+        values = _Said(self._trace.integers(number, f"{name}_values_rows"), self._trace.array(number, name))
+        return values, _Said(self._trace.integers(number, f"{name}_ids_rows"), self._trace.array(number, f"{name}_ids"))
+
+    def _best(self, place: Place, places: _Places, chosen: Array, name: str) -> None:
+        if not len(chosen):
+            return
+        begin, logits = places.first + places.silent, places.logits
+        if places.drawn.any():  # a prefill's probabilities that are no normal float32 may all be 0: none is the better one
+            least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
+            logits = np.where(places.drawn[:, None], np.maximum(logits, least), logits)
+        self._compare.choices(
+            place, _RULE, logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
+        )
+
+    def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:
+        begin, scale = places.first + places.silent, log_scale(places.logits)
+        if places.drawn.any():
+            said = in_steps(expected, actual, self._bounds.relative * scale[:, None])
+            expected = np.where(places.drawn[:, None], said, expected)
+        self._compare.floats(place, _RULE, expected, actual, lambda row: f"{name} of place {begin + row}", scale)
+
+
+def in_steps(expected: Array, actual: Array, error: Array) -> Array:
+    """The logarithms that are expected, and in place of those of probabilities that are no normal float32 the actual ones,
+    where these are of a step beside, or of 0: kernels may flush such numbers. error: how far off a logarithm may be for
+    another reason [rows, 1]."""
+    said, step = np.exp(actual), _STEP * (1 + 1e-6)  # the logarithm of a number of steps is rounded itself
+    beside = (said >= np.exp(expected - error) - step) & (said <= np.exp(expected + error) + step)
+    found: Array = np.where((expected < _NORMAL) & (beside | (said == 0)), actual, expected)
+    return found

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Adapter, Case, Request
+from eagletwin.harness.core.case import Adapter, Case, Request, whole_prompts
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.request_inputs import whole_prompts
 from eagletwin.harness.core.trace import Trace
 
 from ..compare import Place

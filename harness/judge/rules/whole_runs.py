@@ -1,6 +1,72 @@
-"""Rules that no record breaks by itself: what ranks agree on (ranks.py), and what ends a run (judge.py)."""
+"""Rules of whole runs: what plain decode of the same engine says of each token, what ranks agree on, and what ends a run."""
 
-from . import rule
+import numpy as np
+
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.families import RECIPES
+
+from ..compare import Place
+from ..context import Rules
+from ..request_logits import apply_request_logit_changes
+from . import rule, stages
+
+# Plain decode of the same engine, on the tokens that a greedy request was sent: the second oracle.
+#
+# It is asked on the request's own tokens, so a token that it would have chosen otherwise changes nothing behind it. It counts
+# all that was sent before a token; verify counts what was sent before the round, by SGLang's own words (request_logits.py).
+# Where that makes no difference to the logits the two must choose the same token, whatever the reference says of it.
+
+_RULE = "output.plain"
+
+
+class PlainDecode(Rules):
+    """Checks the records `plain` of one trace."""
+
+    def begin(self) -> None:
+        # what each request was sent, and whether it was aborted
+        self._finished = {
+            record.request: (self._trace.integers(number, "tokens"), bool(record.numbers["aborted"]))
+            for number, record in enumerate(self._records)
+            if record.stage == "finished"
+        }
+
+    @rule("output.plain", "3.9", weights="yes")
+    @stages("plain")
+    def said(self, number: int, record: Record) -> None:
+        """Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by
+        logits that count all that was sent before; and the request was sent the same one, but where penalties of a round
+        count nothing of the round."""
+        replay, request = self._replay(record), self._case.request(record.request)
+        (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
+        first, place = len(request.prompt) - 1, Place(record, "finished")
+        ends = RECIPES[self._case.model].end_of_sequence
+        if aborted and says and says[-1] in (*request.stop, ends):
+            emitted = emitted[: len(says)]  # an abort lets a round's answer go on behind a stop token; plain decode ends there
+        if len(says) != len(emitted):
+            self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)
+            return
+        if replay.target_rows is None or replay.tokens[first + 1 : first + 1 + len(emitted)] != emitted:
+            return  # what was sent is not what was committed: output.tokens says so
+        target = replay.target
+        unchanged = target.logits if target.plain is None else target.plain
+        counted = apply_request_logit_changes(self._case, request, replay.tokens, {}, unchanged)
+        rows = slice(first, first + len(emitted))
+        strict, declared = (unchanged if counted is None else counted)[rows], target.logits[rows]
+        self._compare.choices(place, _RULE, strict, [[token] for token in says], lambda row, _: f"token {row} of plain decode")
+        if not self._compare.on(_RULE):
+            return
+        for at, (plain, sent) in enumerate(zip(says, emitted, strict=True)):
+            if plain == sent:
+                continue
+            if not np.array_equal(strict[at], declared[at]):
+                self._compare.relaxed()
+            elif not self._bounds.undecided(strict[at], plain, sent):
+                why = "Plain decode of the same engine has another token here, and nothing of the round counts against one."
+                self._compare.report(place, _RULE, f"output token {at}", plain, sent, why)
+                return
+
+
+# Rules that no record breaks by itself: what ranks agree on (ranks.py), and what ends a run (judge.py).
 
 
 @rule("ranks.agree", "4", weights="no")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagletwin.harness.engines.blocks import Block, blocks_of
-from eagletwin.harness.engines.inprocess import init_file
-from eagletwin.harness.engines.source import Source
+from eagletwin.harness.engines.source import Source, init_file
 
 from ..mutants.corpus import Known
 

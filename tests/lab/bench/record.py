@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.files import installed
 
 from .searches import Searched
 from .speed import Share, Spread, StepTimes

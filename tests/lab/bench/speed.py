@@ -16,8 +16,8 @@ from pathlib import Path
 
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.environment import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import Trace

@@ -19,9 +19,8 @@ from msgspec import Struct
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 

@@ -7,7 +7,7 @@ import typer
 
 from eagletwin.harness.commands.options import AttentionBackend, DataType, Ranks
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
-from eagletwin.harness.core.mode import FLASHINFER_HEAD
+from eagletwin.harness.core.run_spec import FLASHINFER_HEAD
 from eagletwin.harness.core.terminal import count, progress
 
 from .typed import (
@@ -31,7 +31,7 @@ from .typed import (
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
-    from eagletwin.harness.core.mode import Attention, Dtype
+    from eagletwin.harness.core.run_spec import Attention, Dtype
 
     from .job import Job
 

@@ -8,8 +8,8 @@ all of them.
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.mode import Attention, Dtype
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Attention, Dtype
 from eagletwin.harness.families.dimensions.dimension import tokens
 
 from .job import Job, MustShow

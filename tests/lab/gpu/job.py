@@ -3,9 +3,9 @@
 from msgspec import Struct
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 from .precision_gap import Apart

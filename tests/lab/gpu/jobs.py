@@ -20,8 +20,7 @@ from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError, InputError
-from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
 from eagletwin.harness.engines.blocks import FOLDER
 from eagletwin.harness.engines.host import EngineProcess, Host
@@ -233,7 +232,7 @@ def run_plan(
 ) -> Generator[JobResult, None, None]:
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
 
-    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/noted_blocks.py)
+    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/own_loader.py)
     sharing: a daemon that is up; jobs that may share a GPU run by it, before all others. What ends one process may end those
     that share the GPU with it, so a job in which a worker died is not yielded: it runs again with the GPU to itself.
     """

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Mode
 
 from .job import Job, MustShow
 from .plan import GRAPHS

@@ -16,10 +16,10 @@ from eagletwin.cases.reach import unreached
 from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.environment import ABSENT, installed
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
+from eagletwin.harness.core.files import ABSENT, installed
 from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.run_spec import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
 

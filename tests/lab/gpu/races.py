@@ -1,6 +1,6 @@
 """Races between the streams of a GPU: a case that was judged runs again with pauses, and must be answered alike.
 
-The taps wait for the GPU, and so hide a missing wait. A second run has none of them (engines/sglang/jitter.py); of it is known
+The taps wait for the GPU, and so hide a missing wait. A second run has none of them (engines/sglang/drive.py); of it is known
 what requests were sent (tokens, why they ended, counts, how many drafts each round accepted, logprobs) and which rows the
 prefix cache keeps. Greedy tokens do not depend on drafts: a draft that was raced shows in the accepted ones, or in the rows.
 """

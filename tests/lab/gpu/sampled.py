@@ -45,7 +45,7 @@ def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
     for group in range(groups):
         number = seed * 7919 + 100_000 + group
         model, topk, rejection, name = _KINDS[group % len(_KINDS)]
-        # a pool that runs out retracts; with overlap that loses rounds (cases/request_options.py)
+        # a pool that runs out retracts; with overlap that loses rounds (cases/strategies.py)
         held = {"topk": topk, "max_total_tokens": 512} | ({"model": model} if model else {})
         focus = focus_of(number, **held)
         if rejection:

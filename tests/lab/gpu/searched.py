@@ -11,9 +11,9 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.check.known import may_show
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.families.modes import runs_in
+from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.families.valid import runs_in
 
 _GRAPHS = Mode(device="cuda", graphs=(1,))
 _FEWER = 4  # times fewer cases of a block with large ones, so that jobs take about as long

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from eagletwin.cases.strategies import Focus
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.families.dimensions.dimension import tokens
 
 from .job import Job

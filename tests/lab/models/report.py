@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import CASES
-from eagletwin.harness.commands.prove.reasons import reason
+from eagletwin.harness.commands.prove.report import reason
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import on_a_cpu
-from eagletwin.harness.commands.prove.in_model import ProofInModel, prove_in_model
+from eagletwin.harness.commands.prove.proof import ProofInModel, prove_in_model
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host
 

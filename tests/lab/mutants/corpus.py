@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.request_options import ASKS
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
+from eagletwin.cases.strategies import ASKS
 from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import Plan

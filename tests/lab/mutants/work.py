@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.inprocess import init_file
-from eagletwin.harness.engines.source import Source
+from eagletwin.harness.engines.source import Source, init_file
 
 from .corpus import Known, gather
 from .draw import Mutant, mutants_of

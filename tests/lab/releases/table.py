@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagletwin.cases.entry import Known
+from eagletwin.harness.commands.prove.proof import hosts
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.provision import NotFetched
-from eagletwin.harness.engines.release_hosts import hosts
 
 from .results import Measured, read, write
 from .survey import asked_of, asked_output, cell_without_asking, digest_of, measure, plain_greedy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import alone, cache_folder
-from eagletwin.harness.deserved.device import check_device
+from eagletwin.harness.deserved.draft import check_device
 
 from .pair import FACTS, PARTS, PROMPTS, make_pair
 from .settings import PairSettings

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagletwin.harness.core.environment import installed
+from eagletwin.harness.core.files import installed
 from eagletwin.harness.families import family_of
-from eagletwin.harness.families.family import Part
-from eagletwin.harness.families.recipe import Recipe
+from eagletwin.harness.families.recipe import Part, Recipe
 from eagletwin.harness.families.store import checkpoint_files
 
 from .distil import train_draft

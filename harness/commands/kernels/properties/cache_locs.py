@@ -13,8 +13,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.layout import draft_columns, hole_columns, physical_slot, verify_columns
 
 from ..release import LOCS, UTILS, WORKER, load
-from ..tier import Property
-from ..unequal import same
+from ..tier import Property, same
 
 COLUMNS, UNWRITTEN = 120, -77
 

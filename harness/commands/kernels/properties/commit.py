@@ -11,9 +11,8 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import accept_row, bonus_token, last_row, move_to_front, path_to, tracked_place
 
 from ..release import EAGLE, WORKER, load
-from ..tier import Property
+from ..tier import Property, same, true
 from ..trees import Batch, batches
-from ..unequal import same, true
 
 
 @dataclass(frozen=True)

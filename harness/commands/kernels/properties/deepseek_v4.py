@@ -13,8 +13,7 @@ from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, WINDOW, dr
 from eagletwin.reference.layout import draft_columns, draft_reads
 
 from ..release import DSV4, DSV4_PLANS, module
-from ..tier import Property
-from ..unequal import same, true
+from ..tier import Property, same, true
 
 ROWS, PAGES = 8, 4  # of req_to_token, and of each row
 

@@ -13,8 +13,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.layout import draft_reads, physical_slot
 
 from ..release import LOCS, load
-from ..tier import Property
-from ..unequal import same
+from ..tier import Property, same
 from .cache_locs import UNWRITTEN, Requests, requests
 
 

@@ -16,9 +16,8 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import Move, accept_row, kv_moves, moved, path_to
 
 from ..release import EAGLE, INDEX, LOCS, MOVE, POOLS, SPEC, load
-from ..tier import Property
+from ..tier import Property, same
 from ..trees import Batch, batches
-from ..unequal import same
 
 SLOTS, PAGE = 64, 4
 

@@ -9,8 +9,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import rotated
 
 from ..release import ROTATE, load
-from ..tier import Property
-from ..unequal import same, true
+from ..tier import Property, same, true
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_to
 from eagletwin.reference.tree import accept_row, retrieve_links
 
 from ..release import SAMPLING, load
-from ..tier import Property
+from ..tier import Property, same
 from ..trees import Batch, Tree, batches
-from ..unequal import same
 
 UNWRITTEN = -77
 BELOW_ONE = 1 - 2.0**-24  # the largest coin that torch.rand gives

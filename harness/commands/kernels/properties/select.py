@@ -13,8 +13,7 @@ from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 
 from ..release import SPEC, TOPK1, UTILS, load, module
-from ..tier import Property
-from ..unequal import same, true
+from ..tier import Property, same, true
 
 LEVELS = 4  # how many different probabilities there are where ties are wanted
 INF, NAN = float("inf"), float("nan")

@@ -16,9 +16,8 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tracked_place
 
 from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
-from ..tier import Property
+from ..tier import Property, same, true
 from ..trees import Batch, batches
-from ..unequal import same, true
 from .commit import Tracked, verified
 
 

@@ -15,31 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import CPU, Dtype, Mode
+from eagletwin.harness.core.run_spec import CPU, Dtype, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
-from eagletwin.harness.families.modes import not_driven
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
+from eagletwin.harness.families.valid import not_driven
 
 from .. import case_requests, grammars
 from ..blame import NotDriven
-from ..compat import (
-    adaptive,
-    attention,
-    cuda_literals,
-    host_cache,
-    lora_on_cpu,
-    requests,
-    sessions,
-    state_layers,
-    verify,
-    workers,
-)
+from ..compat import adaptive, attention, memory, requests, state_layers, verify, workers
 from ..own_loader import import_early
 from ..stand_ins import stubs
-from . import backends, cuda, front_end, new_weights, preimport, server_arguments, single_rank
+from ..taps import speculation
+from . import cuda, front_end, new_weights, preimport, server_arguments, single_rank
 
 SHIMS = preimport.SHIMS
 # settings that an engine without a draft lacks
@@ -96,7 +86,7 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
     if mode.device == "cpu":
         verify.choose(SHIMS)
         verify.install(SHIMS)
-        cuda_literals.install(SHIMS)
+        state_layers.let_cuda_be_the_cpu(SHIMS)
         # What each scheduler imports while it is built or runs: imported here once, and not in each fork
         import_early((*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")), SHIMS)
 
@@ -141,16 +131,16 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     if mode.device == "cpu":
         _make_able(case, mode)
     if settings.host_pages:
-        host_cache.prepare(SHIMS, mode.device)
+        memory.prepare_host_cache(SHIMS, mode.device)
     if case.sessions:
-        sessions.prepare(SHIMS)
+        memory.prepare_sessions(SHIMS)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
     if plain:
-        backends.order_penalties(SHIMS)
+        speculation.order_penalties(SHIMS)
     else:
         workers.choose(case, SHIMS)
     wanted = _arguments(case, mode)
-    arguments = ServerArgs(**(backends.arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
+    arguments = ServerArgs(**(speculation.plain_arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
     ports = PortArgs.init_new(arguments)
     stage = single_rank.stage_of(mode, rank) if mode.pp > 1 else 0
     workers.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
@@ -179,7 +169,7 @@ def _make_able(case: Case, mode: Mode) -> None:
     if case.engine.sglang.deterministic:
         verify.leave_kernels_as_they_are(SHIMS)
     if case.adapters:
-        lora_on_cpu.prepare(SHIMS)
+        attention.run_adapters_on_cpu(SHIMS)
     if RECIPES[case.model].mtp_layers:
         attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
@@ -247,7 +237,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **family_of(recipe).arguments(recipe),
         **_state_arguments(case),
         **_expert_arguments(recipe, mode),
-        **host_cache.arguments(settings, case.page_size, mode.device),
+        **memory.host_cache_arguments(settings, case.page_size, mode.device),
         **adaptive.arguments(settings.adaptive),
         **_of_dimensions(case),
         **case_requests.arguments(case),
@@ -318,7 +308,7 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
         latent = RECIPES[case.model].target.latent is not None
-        asked["attention"] = backends.class_of(mode.attention, latent=latent)
+        asked["attention"] = speculation.backend_class(mode.attention, latent=latent)
     if scheduler.draft_worker is None:  # plain, or an earlier stage of a pipeline, which does not overlap either
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
@@ -336,8 +326,8 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
         "graphs": cuda.captured(scheduler),
-        "attention": backends.attention(scheduler),
-        "host_pages": host_cache.pages(scheduler),
+        "attention": speculation.attention_backends(scheduler),
+        "host_pages": memory.host_cache_pages(scheduler),
     }
     if worker is not None:
         used |= {
@@ -345,7 +335,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
             "num_steps": worker.speculative_num_steps,
             "num_draft_tokens": worker.speculative_num_draft_tokens,
             "adaptive": adaptive.controller(scheduler) is not None,
-            "draft_window": backends.draft_window(scheduler),
+            "draft_window": speculation.draft_window(scheduler),
         }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 

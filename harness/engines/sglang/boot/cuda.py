@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import Mode
 
-from .. import evidence, patches
+from .. import changes, patches
 from ..stand_ins import stubs
 from ..taps.inner import CAPTURES
 
@@ -37,7 +37,7 @@ _NATIVE = (
 
 def prepare(shims: list[str], mode: Mode) -> None:
     """Before SGLang is imported."""
-    evidence.watch_graphs(torch.cuda.CUDAGraph)
+    changes.watch_graphs(torch.cuda.CUDAGraph)
     missing = absent(*_SPARE)
     stubs.install(gpu=missing)
     _leave_models_out()

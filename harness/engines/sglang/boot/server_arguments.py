@@ -15,7 +15,7 @@ from eagletwin.harness.families import RECIPES, family_of
 
 from ..blame import NotDriven
 from ..own_loader import import_early
-from ..stand_ins import configuration
+from ..stand_ins import stubs
 
 # SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.
 #
@@ -30,19 +30,19 @@ def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
     shims: told what the classes were given in place of transformers' own."""
     from sglang.srt.models.registry import ModelRegistry
 
-    configuration.stand_in()
+    stubs.stand_in_for_pretrained()
     for name in modules:
         entry: Any = importlib.import_module(name).EntryClass
         for found in entry if isinstance(entry, list) else [entry]:
             ModelRegistry.models[found.__name__] = found
-            stands = issubclass(found, configuration.KeptConfiguration)
-            if shims is not None and stands and configuration.SHIM not in shims:
-                shims.append(configuration.SHIM)
+            stands = issubclass(found, stubs.KeptConfiguration)
+            if shims is not None and stands and stubs.PRETRAINED_SHIM not in shims:
+                shims.append(stubs.PRETRAINED_SHIM)
 
 
 def prepare(modules: tuple[str, ...], shims: list[str]) -> None:
     """Import these modules, and register nothing: a process that is forked from this one then has them at once."""
-    configuration.stand_in()
+    stubs.stand_in_for_pretrained()
     import_early(modules, shims)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import Mode
 
 from ..blame import NotDriven
 

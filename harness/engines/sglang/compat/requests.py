@@ -6,12 +6,11 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Adapter, Request
-from eagletwin.harness.core.request_inputs import biases, processed
+from eagletwin.harness.core.case import Adapter, Request, biases, processed
 from eagletwin.harness.families.dimensions import DIMENSIONS
 
 from ..blame import NotDriven
-from ..stand_ins.configuration import Ends
+from ..stand_ins.stubs import Ends
 
 
 def _takes_arrays(message: Any) -> bool:

@@ -3,7 +3,7 @@
     caller ── socket ── ancestor         imports torch, transformers and others; no SGLang
                           └─ zygote      imports one SGLang; answers the caller at a socket of its own
 
-Started by engines/prefork.py as `python -m eagletwin.harness.engines.sglang.processes.ancestor FD`.
+Started by engines/start.py as `python -m eagletwin.harness.engines.sglang.processes.ancestor FD`.
 """
 
 import contextlib

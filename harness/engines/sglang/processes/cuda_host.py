@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 
-from eagletwin.harness.core.environment import RUN_MODULE
+from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.engines import protocol
 
 from . import rank_group as ranks

@@ -18,11 +18,12 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import protocol
 
-from .. import kernels, patches
+from .. import kernels, own_loader, patches
 from ..blame import NotDriven
-from ..boot import backends, boot, identity
+from ..boot import boot
 from ..compat import workers
 from ..stand_ins import stubs
+from ..taps import speculation
 from . import rank_group as ranks
 from . import runner
 from .supervise import Runner, die_with_parent, reap, supervise
@@ -157,7 +158,7 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
 
     return EngineInfo(
         name="sglang",
-        version=identity.version(),
+        version=own_loader.sglang_version(),
         device=build.mode.device,
         kernels=build.kernels if build.mode.device == "cpu" else "compiled",
         torch=str(torch.__version__),
@@ -172,7 +173,7 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
         tp=build.mode.tp,
         rank=build.rank,
         dtype=build.mode.dtype,
-        parts=backends.parts(scheduler) if build.mode.device == "cuda" else (),
+        parts=speculation.parts_of_worker(scheduler) if build.mode.device == "cuda" else (),
         pp=build.mode.pp,
         first_layer=workers.first_layer(scheduler) if build.mode.pp > 1 else 0,
     )

@@ -24,11 +24,10 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.families.weights import model_pair
 
-from .. import blame, changes, drive, evidence, kernels, noted_blocks, patches
+from .. import blame, changes, drive, kernels, own_loader, patches
 from ..blame import NotDriven
 from ..stand_ins import stubs
-from .progress import LastWord, Progress
-from .supervise import HARNESS_FAILED, UNWRITABLE
+from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
 
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
@@ -37,7 +36,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
-    executed_while_built = evidence.executed - evidence.captured  # a graph's count where it is replayed
+    executed_while_built = changes.executed - changes.captured  # a graph's count where it is replayed
     last_word = LastWord()
     try:
         kernels.start(build, scheduler)
@@ -52,14 +51,14 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
                 before = 0
             kernels.clear()
             patches.ran.intersection_update(called_while_built)
-            evidence.executed.intersection_update(executed_while_built)
+            changes.executed.intersection_update(executed_while_built)
             stubs.called.clear()
             case = _Run(connection, scheduler, info, message, before)
-            noted_blocks.begin()
+            own_loader.forget_blocks()
             last_word.write = case.write_so_far
             ending = case.run()
             last_word.write = None
-            noted_blocks.write(info.device)
+            own_loader.write_blocks(info.device)
             protocol.send(connection, protocol.Ran(ending, before=before))
             if ending.kind != "finished":
                 os._exit(0)

@@ -23,22 +23,22 @@ def main() -> None:
         raise protocol.unexpected(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import changes, noted_blocks, own_loader
+        from .. import changes, own_loader
         from ..boot import boot
 
         if len(sys.argv) > 2:
             own_loader.install()
-        noted_blocks.install()
+        own_loader.note_blocks()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
         boot.import_sglang(build.mode)
-        from ..boot import identity
+        from .. import own_loader
         from . import engine, runner
 
         if len(sys.argv) > 2:
-            identity.confirm(*sys.argv[2:4])
+            own_loader.confirm_sglang(*sys.argv[2:4])
         else:
-            identity.confirm_installed()
+            own_loader.confirm_installed_sglang()
     except BaseException as error:
         protocol.send(connection, protocol.refused(error, "SGLang cannot be imported: "))
         os._exit(0)

@@ -54,12 +54,12 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
 def _serve(connection: socket.socket, *, front: bool) -> None:
     """Say that SGLang is imported; then fork what the callers ask for until the first of them hangs up."""
     from .. import call_function as probes
-    from ..boot import identity
+    from .. import own_loader
     from . import engine, server, supervise
     from . import rank_group as ranks
 
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
-    ready = protocol.Ready(identity.version())
+    ready = protocol.Ready(own_loader.sglang_version())
     protocol.send(connection, ready)
     callers = {connection: ""}  # and the folder for what the engines of a further one leave
     joined = itertools.count()
@@ -111,19 +111,19 @@ def _leave_files_in(folder: str) -> None:
 
 def _import_sglang(*, front: bool) -> None:
     """That which was asked for, with all that engines need of it. Raises what its import raises."""
-    from .. import changes, kernels, noted_blocks, own_loader
-    from ..boot import boot, identity
+    from .. import changes, kernels, own_loader
+    from ..boot import boot
 
     if len(sys.argv) > 2:
         own_loader.install()
-    noted_blocks.install()
+    own_loader.note_blocks()
     if len(sys.argv) > 4:
         changes.install(sys.argv[4])
     boot.import_sglang(front=front)
     if len(sys.argv) > 2:
-        identity.confirm(*sys.argv[2:4])
+        own_loader.confirm_sglang(*sys.argv[2:4])
     else:
-        identity.confirm_installed()
+        own_loader.confirm_installed_sglang()
     kernels.precompile()
 
 

@@ -6,9 +6,9 @@ from typing import Any
 from weakref import WeakSet
 
 from eagletwin.harness.core.recording import Skipped
-from eagletwin.harness.engines.record_options import RecordOptions
+from eagletwin.harness.engines.protocol import RecordOptions
 
-from ..taps.wraps import Around, Wraps
+from ..blame import Around, Wraps
 
 # Wraps that cannot break what they stand around, and that know what they cost.
 #

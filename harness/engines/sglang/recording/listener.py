@@ -15,19 +15,18 @@ from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.recording import RECORDING, RecordedServer, RecordingHeader, Skipped
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import SCHEMA, When, snapshot
-from eagletwin.harness.engines.record_options import RecordOptions, asked
+from eagletwin.harness.engines.protocol import RecordOptions, asked
 
+from ..blame import Wraps
 from ..compat import memory, workers
 from ..compat.workers import rank_of
 from ..taps.inner import Inner
 from ..taps.pools import Pool
 from ..taps.speculation import speculation
 from ..taps.taps import Taps
-from ..taps.wraps import Wraps
 from . import server_facts
 from .guard import Choice, GuardedWraps, Guards
-from .keeper import Keeper
-from .underway import CommittedRows, Recording, UnderWay, permutation
+from .underway import CommittedRows, Keeper, Recording, UnderWay, permutation
 
 # Failures of taps after which nothing more is recorded: they will not stop.
 _MOST_FAILURES = 5

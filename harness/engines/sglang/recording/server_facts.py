@@ -9,13 +9,14 @@ import numpy as np
 import psutil
 import torch
 
-from eagletwin.harness.core.mode import Dtype
 from eagletwin.harness.core.recording import RecordedRequest
 from eagletwin.harness.core.records import EngineInfo, ServedModel
-from eagletwin.harness.engines.record_options import RecordOptions
+from eagletwin.harness.core.run_spec import Dtype
+from eagletwin.harness.engines.protocol import RecordOptions
 
-from ..boot import backends, identity
+from .. import own_loader
 from ..compat.workers import Rank
+from ..taps import speculation
 from ..taps.speculation import Speculation
 from .underway import Recording
 
@@ -66,7 +67,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
     dtype: Dtype = "bfloat16" if kind == "bfloat16" else "float32"
     return EngineInfo(
         name="sglang server",
-        version=identity.version(),
+        version=own_loader.sglang_version(),
         device=torch.device(str(scheduler.device)).type,
         kernels="its own",
         torch=str(torch.__version__),
@@ -78,7 +79,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
         rank=rank.tp,
         mode=f"{kind}, {graphs}",
         dtype=dtype,
-        parts=backends.parts(scheduler),
+        parts=speculation.parts_of_worker(scheduler),
     )
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
+from ..blame import Wraps
 from ..compat import attention
 from .passes import ForwardPass, Underway
 from .pools import Allocation
 from .sampling import Coins
 from .speculation import Speculation
-from .wraps import Wraps
 from .writer import Writer
 
 # What the forwards of draft decode leave in the buffers of a CUDA graph: noted while it is captured, read after a replay.

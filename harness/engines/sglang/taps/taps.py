@@ -1,6 +1,8 @@
 """Record what the worker does, stage by stage, without changing it. Called by drive.py before the first request."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -9,20 +11,30 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
+from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
 
-from ..compat import adaptive, memory, names
+from ..blame import Wraps
+from ..compat import adaptive, memory, workers
 from ..compat.verify import Accepted
-from .host_tier import host_tier_of
 from .inner import Inner
-from .passes import DraftPass, ExtendPass, Found, Underway, VerifyPass, proposals_of
-from .pools import Allocation, Pool
-from .prefix_cache import look_ups_of, reads_of
-from .rows import ChangedRows, Scratch, scratch_of, tree_masks
+from .passes import (
+    ChangedRows,
+    DraftPass,
+    ExtendPass,
+    ForwardPass,
+    Found,
+    Scratch,
+    Underway,
+    VerifyPass,
+    proposals_of,
+    scratch_of,
+    tree_masks,
+)
+from .pools import Allocation, Pool, states_of
+from .prefix_cache import host_tier_of, look_ups_of, reads_of
 from .sampling import Coins, Masks
 from .speculation import speculation
-from .states import states_of
-from .wraps import Wraps
 from .writer import Takes, Writer
 
 
@@ -67,8 +79,8 @@ class Taps:
     only builds the tree. `_around_model` notes whose attention backend and pools each layer finds. In graphs `_around_prepare`
     sees that draft extend begins, and nothing shows until it ends.
 
-    The older worker (v1) has its own order of slots and its own results: worker_v1.py, a subclass. Taps that record nothing:
-    plain.py. `reached(stage)` is called at each stage, so that a process outside knows where a run was when it died.
+    The older worker (v1) has its own order of slots and its own results: TapsV1, a subclass. Taps that record nothing:
+    stages.py. `reached(stage)` is called at each stage, so that a process outside knows where a run was when it died.
     """
 
     allocates: type[Allocation] = Allocation
@@ -122,9 +134,9 @@ class Taps:
         if self.states is not None:
             self.states.watch(self._wraps)
         if self._look_ups is not None:
-            self._look_ups.watch(self._wraps, self.writer.add_look_up)
+            self._look_ups.watch(self._wraps, partial(self.writer.add_numbered, "looked_up"))
         if self._reads is not None:
-            self._reads.watch(self._wraps, self.writer.add_read)
+            self._reads.watch(self._wraps, partial(self.writer.add_numbered, "read", ""))
         self._accepted.start()
         self._grammars.start()
         return self
@@ -150,7 +162,7 @@ class Taps:
         self._record_owners()
         self._grammars.clear()
         if batch.forward_mode.is_extend():
-            starts, lengths = names.chunk(batch)
+            starts, lengths = workers.chunk(batch)
             self._reached("prefill")
             running = {request.rid for request in getattr(batch, "decoding_reqs", None) or ()}
             result = call(batch, *args, **kwargs)
@@ -182,10 +194,10 @@ class Taps:
         if self.states is not None:
             tensors["states"] = np.array([memory.own(request) for request in self.requests.values()], np.int64)
             tensors["state_cached"] = self.states.cached()
-        self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
+        self.writer.add_numbered("batch", "", tensors, {f"request.{name}": number for number, name in enumerate(held)})
 
     def _record_copy(self, request: str, restore: bool, slots: dict[str, Array]) -> None:
-        self.writer.add_copy(request, {"restore": int(restore)}, slots)
+        self.writer.add_numbered("copy", request, slots, {"restore": int(restore)})
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
         """What the next round begins with, of a batch that is done."""
@@ -244,7 +256,7 @@ class Taps:
 
     def _trees(self, result: Any, lengths: list[int]) -> list[dict[str, Array]]:
         """The tree of each request, as verify is given it."""
-        of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
+        of_nodes = {"tokens": result.draft_token, "positions": result.positions} | workers.links(result)
         nodes = {name: snapshot(tensor).reshape(len(lengths), -1) for name, tensor in of_nodes.items()}
         masks, trees = self._masks(result, lengths), []
         for n in range(len(lengths)):
@@ -293,7 +305,7 @@ class Taps:
     def _around_fed(self, call: Callable[..., Any], correct: list[int], *args: Any, **kwargs: Any) -> Any:
         """What chooses the steps is told how many drafts a batch accepted. Of what is told, the judge knows the rest."""
         size = kwargs.get("batch_size", args[0] if args else 0)
-        self.writer.add_fed({"batch_size": int(size)}, {"correct": np.array(correct, np.int64)})
+        self.writer.add_numbered("fed", "", {"correct": np.array(correct, np.int64)}, {"batch_size": int(size)})
         return call(correct, *args, **kwargs)
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
@@ -307,7 +319,7 @@ class Taps:
         return found
 
     def _after_extend(self, result: Any, batch: Any) -> None:
-        self._record_extend(self._now.extending(), names.new_seq_lens(result).tolist(), self._next_input(result, batch))
+        self._record_extend(self._now.extending(), workers.new_seq_lens(result).tolist(), self._next_input(result, batch))
 
     def _record_extend(self, extend: ExtendPass, ends: list[int], draft_input: Any) -> None:
         proposals, rows = self._proposals(draft_input), self._rows.of(extend.requests, ends)
@@ -317,3 +329,93 @@ class Taps:
                 tensors |= self.states.of(request)
             # single layers in a graph are seen as a whole; of several, nothing but what they leave behind
             self.writer.add(request, "extend", 0, {"seq_len": ends[n], "in_graph": int(extend.in_graph)}, tensors)
+
+
+# Record what the older worker does (spec v1: EAGLEWorker, up to 0.5.12.post1). Made by drive.py instead of Taps where it runs.
+#
+# How its traces differ from those of the V2 worker:
+#
+# * draft() borrows slots, hands them back to the allocator before it writes to them, and verify takes others. So a request's
+#   row of req_to_token is another one in each stage of a round, and the records of single forwards bring their own.
+# * verify() appends the tokens to the requests, cuts each off where it ends (`kept`), keeps the accepted slots by naming them
+#   in req_to_token, and frees the others.
+# * Draft extend has the accepted rows only, and not those of requests that have ended.
+
+
+class InnerV1(Inner):
+    def wrap(self, wraps: Wraps) -> None:
+        from sglang.srt.speculative import eagle_info
+
+        super().wrap(wraps)
+        wraps.function(eagle_info, "verify_tree_greedy_func", self._around_walk)
+
+    def _around_walk(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What verify decides, before it cuts it off where a request ends."""
+        result = call(*args, **kwargs)
+        predicted, accept_index, correct = map(snapshot, result)
+        self._now.verifying().walked = predicted, accept_index, correct
+        return result
+
+    def _extends_a_round(self, mode: Any) -> bool:
+        return bool(mode.is_draft_extend())
+
+    def _add_tables(self, forward: ForwardPass, batch: Any) -> None:
+        if forward.stage not in ("target.verify", "draft.extend_decode"):
+            return
+        ends = batch.seq_lens.tolist()  # draft extend is given those of its end
+        reach = [end + (rows if forward.stage == "target.verify" else 0) for end, rows in zip(ends, forward.rows, strict=True)]
+        for request, end, tensors in zip(forward.requests, reach, forward.tensors, strict=True):
+            tensors["table"] = self._allocation.table(request, end)
+
+
+class TapsV1(Taps):
+    """The same records of the older worker. page_size is 1: it refuses trees in pages, and chains run on V2."""
+
+    inner = InnerV1
+
+    def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002
+        return batch.spec_info
+
+    def _table_in_draft(self, request: Any, length: int) -> Array:
+        return self.allocation.table(request, length + self._of.topk * self._of.steps)
+
+    def _mask_mode(self) -> str:
+        return "FULL_MASK"
+
+    def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:
+        logits, output = result[:2]
+        if verify.walked is None:
+            raise not_seen("verify returned, and nothing has walked the trees")
+        predicted, accepted, correct = verify.walked
+        kept = [1 + drafts for drafts in workers.drafts_kept(output)]
+        cuts = list(accumulate(kept))[:-1]
+        tokens = np.split(snapshot(workers.tokens_kept(output)), cuts)
+        hidden = np.split(snapshot(logits.hidden_states), cuts) if self._of.topk > 1 and self._of.states else []
+        requests, new_lengths = self._now.requests, batch.seq_lens.tolist()
+        found = []
+        for n, request in enumerate(requests):
+            accept_len = int(correct[n]) + 1
+            path = accepted[n, : max(0, min(accept_len, self._of.width))]
+            numbers = {
+                "seq_len": verify.lengths[n],
+                "accept_len": accept_len,
+                "bonus": int(predicted[path[-1]]),
+                "new_seq_len": new_lengths[n],
+            }
+            if request.finished():
+                numbers["kept"] = kept[n]
+            tensors = {"predicted": tokens[n], "accept_index": path - n * self._of.width}
+            if hidden:
+                tensors["path_hidden"] = hidden[n]
+            found.append((numbers, tensors))
+        on = [n for n, request in enumerate(requests) if not request.finished()]
+        self._now.extend = ExtendPass(
+            [requests[n] for n in on], [kept[n] for n in on], defined=None, ends=[new_lengths[n] for n in on]
+        )
+        return found
+
+    def _after_extend(self, result: Any, batch: Any) -> None:
+        extend = self._now.extending()
+        if extend.requests:
+            assert extend.ends is not None
+            self._record_extend(extend, extend.ends, self._next_input(result, batch))

@@ -51,32 +51,17 @@ class Writer:
             tensors=tensors,
         )
 
-    def add_batch(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
-        """The record of a batch that begins; of no request."""
-        self._add_numbered("batch", "", numbers, tensors)
-
-    def add_copy(self, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
-        """The record of a copy between device and host that was asked for; request: whose rows it brings back, or none's."""
-        self._add_numbered("copy", request, numbers, tensors)
-
-    def add_look_up(self, request: str, tensors: dict[str, Array]) -> None:
-        """The record of what the prefix cache had when a request was looked up in it."""
-        self._add_numbered("looked_up", request, {}, tensors)
-
-    def add_read(self, tensors: dict[str, Array]) -> None:
-        """The record of what the prefix cache had when a result was looked at before a retraction by an event."""
-        self._add_numbered("read", "", {}, tensors)
-
-    def add_fed(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
-        """The record of what a decode batch's result told the choice of steps."""
-        self._add_numbered("fed", "", numbers, tensors)
-
     def add_round(self, stage: str, tensors: dict[str, Array]) -> None:
         """A record of the round that runs; of no request."""
         when = When(self.iteration, self._forwards)
         self._recorder.add("", 0, stage, step=self._numbered["batch"], when=when, tensors=tensors)
 
-    def _add_numbered(self, stage: str, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
+    def add_numbered(self, stage: str, request: str, tensors: dict[str, Array], numbers: dict[str, int] | None = None) -> None:
+        """A record that is counted by its stage: of a batch that begins, of a copy between device and host, of what the prefix
+        cache had at a look-up or before a retraction by an event, or of what a batch's result told the choice of steps.
+
+        request: whose rows a copy brings back, or who is looked up; "": none
+        """
         when = When(self.iteration, self._forwards)
         self._recorder.add(request, 0, stage, step=self._numbered[stage], when=when, numbers=numbers, tensors=tensors)
         self._numbered[stage] += 1

@@ -18,10 +18,9 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
-
-from . import protocol
-from .host import BUILD_SECONDS, Host, PatchDoesNotApply, WouldNotStart
-from .start import Zygote
+from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.host import BUILD_SECONDS, Host, PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.engines.start import Zygote
 
 # From the scheduler that stands to the first answer takes tenths of a second; this only ends what will never answer.
 ANSWER_SECONDS = 120.0

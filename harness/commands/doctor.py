@@ -1,17 +1,68 @@
-"""What can run on this machine, and why not. Looks, and boots an engine to be sure; changes nothing."""
+"""`eagletwin info doctor`: what can run on this machine, and what is missing. Boots an engine to be sure; changes nothing."""
 
+import importlib.util
+import os
 import platform
+import shutil
 import sys
+from pathlib import Path
 
-from eagletwin.harness.core.environment import ABSENT, installed
-from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.engines.cuda_here import missing_for_cuda
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError
+from eagletwin.harness.core.files import ABSENT, cache_folder, installed
+from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import here
 
-from ..result import DoctorCheckFacts
-from .gpu_tools import gpu_tools
+from .result import DoctorCheckFacts, DoctorFacts, tell_result, with_json
+
+# Module, package, and what lacks without it. Where a release has no need of one, its absence is no fault.
+_PACKAGES = (
+    ("cutlass", "nvidia-cutlass-dsl", "0.5.23 imports it with every Llama; install nvidia-cutlass-dsl"),
+    ("flashinfer", "flashinfer-python", "0.5.23 compiles tree sampling with its headers; install flashinfer-python"),
+    ("flash_mla", "sgl-flash-mla", "`--attention flashmla` alone; install sgl-flash-mla"),
+)
+
+
+def gpu_tools() -> list[tuple[str, str, bool, str]]:
+    """What, what was found, whether it is there, and what to do."""
+    home = cuda_home()
+    nvcc = home / "bin" / "nvcc" if home is not None else None
+    found = [
+        _file("nvcc", nvcc, "0.5.23 compiles kernels when they are first used; install CUDA's toolkit, or set CUDA_HOME"),
+        _file("libcudart.so", home and home / "lib64" / "libcudart.so", "kernels are linked with it; set CUDA_HOME"),
+        _file("curand.h", _curand(home), "FlashInfer's sampling includes it; name its folder in CPATH"),
+        _file("ninja", shutil.which("ninja"), "install ninja: it starts the compilers"),
+    ]
+    for module, package, remedy in _PACKAGES:
+        there = importlib.util.find_spec(module) is not None
+        version = installed(package)
+        found.append((module, "not installed" if not there else "there" if version == ABSENT else version, there, remedy))
+    return found
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: $CUDA_HOME, where the nvcc of the path lies, or the usual place, as that nvcc may be a script."""
+    named, nvcc = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
+    if named:
+        return Path(named)
+    places = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    return next(
+        (place for place in (*places, Path("/usr/local/cuda")) if (place / "include" / "cuda_runtime.h").exists()), None
+    )
+
+
+def _file(what: str, file: Path | str | None, remedy: str) -> tuple[str, str, bool, str]:
+    there = file is not None and Path(file).exists()
+    return what, str(file) if there else "not found", there, remedy
+
+
+def _curand(home: Path | None) -> Path | None:
+    """The header in the toolkit, or among the packages of NVIDIA's that pip installs."""
+    found = importlib.util.find_spec("nvidia")
+    packages = [Path(place) / "cu13" for place in (found.submodule_search_locations or ())] if found is not None else []
+    places = [place / "include" / "curand.h" for place in (*([home] if home is not None else []), *packages)]
+    return next((place for place in places if place.is_file()), None)
+
 
 # Measured: an engine process holds some 0.7 GB, most of it shared with its forks.
 NEEDED_GIGABYTES = 2.0
@@ -139,3 +190,17 @@ def _releases() -> DoctorCheckFacts:
         needed=False,
         remedy="",
     )
+
+
+@with_json
+def doctor() -> int:
+    """Report what can run on this machine, and what is missing."""
+    from eagletwin.harness.page.render import print_table
+
+    checks, rows = examine(), []
+    for check in checks:
+        mark = "[green]ok[/]" if check.good else "[red]no[/]" if check.needed else "[yellow]no[/]"
+        rows.append((mark, check.what, check.found, "" if check.good else check.remedy))
+    print_table(("", "what", "found", "remedy"), rows)
+    tell_result(DoctorFacts(checks=checks))
+    return EXIT_EQUAL if all(check.good or not check.needed for check in checks) else EXIT_UNKNOWN

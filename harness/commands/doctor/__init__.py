@@ -1,1 +1,0 @@
-"""`eagletwin info doctor`: what can run on this machine, and why not."""
