@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 from .changes import changed, every
 

@@ -5,7 +5,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
@@ -16,6 +15,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import rejudge_with_context
 from eagletwin.harness.judge.replay import replay_requests
 from eagletwin.harness.judge.rules.sessions import as_asked
+from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.page.run import tables_of
 
 from .conftest import Runner

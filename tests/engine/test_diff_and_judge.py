@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 from .changes import changed
 

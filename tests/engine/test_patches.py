@@ -9,12 +9,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 from ..lab.bench.speed import BARE
 from ..lab.bench.workload import rate_case

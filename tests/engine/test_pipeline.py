@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.known import Mends
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
@@ -21,6 +20,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.valid import not_in_stages
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page
 

@@ -9,7 +9,6 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case, EngineSettings, WeightPath
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
@@ -18,6 +17,7 @@ from eagletwin.harness.core.trace import Trace, rank_folder
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 from .changes import bump, changed, every, last_of, nudge, without
 from .test_crash_and_hang import VERIFY

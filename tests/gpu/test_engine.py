@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.testing.plugin import gpu_of_worker
 
 from ..lab.bench.workload import rate_case

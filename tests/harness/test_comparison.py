@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import HEADER, Recorder, Trace, new_header, write_trace
 from eagletwin.harness.families.traces import strangers_trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 CASE = LEDGER["25015"].case
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")

@@ -5,7 +5,6 @@ from pathlib import Path
 from msgspec.structs import replace as changed
 
 from eagletwin.harness.check.confirm import Outcome, brief
-from eagletwin.harness.check.trace_diff import Comparison, diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Watch, doubts_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
@@ -13,6 +12,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.source import Source, TooMany, between
+from eagletwin.harness.judge.trace_diff import Comparison, diff
 
 from ..matrix import Matrix, Question, hosts_of
 from ..options import tell

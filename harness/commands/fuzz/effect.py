@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import Mends, entries_of
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.check.trials import Base, Trials, judge_run
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.judge.trace_diff import diff
 
 from .looking import CaseSeen
 from .shrinking import reduced, sizes

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.check.confirm import agree
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.run_spec import Limits, Mode
@@ -27,6 +26,7 @@ from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 
 from ..checkout import module
 from .batches import paths

@@ -11,13 +11,13 @@ import msgspec
 from msgspec import Struct
 from torch import Tensor
 
-from eagletwin.harness.check.trace_diff import diff
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Jitter, Jittered, Pause, Record
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import EngineProcess
+from eagletwin.harness.judge.trace_diff import diff
 
 RACE = "race"  # of a case that was answered otherwise with pauses: in the place of a rule, which it is not
 TOLD = ("finished", "cached")  # stages of what requests were sent, and of what the prefix cache keeps
