@@ -18,6 +18,7 @@ from eagletwin.harness.engines.sglang.compat import adaptive
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import _round
 
+from ..rows import spread
 from .conftest import Runner
 from .older import host_of
 from .test_states import UNCLEARED
@@ -184,7 +185,7 @@ def test_a_configuration_may_have_more_choices_than_any_of_its_tiers() -> None:
     assert again.engine.sglang.adaptive.choices == set(range(10))
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)

@@ -10,6 +10,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .asked import PROMPT, answered
 from .conftest import Runner
 
@@ -136,7 +137,7 @@ def test_a_streamed_request_of_no_new_tokens_is_sent_its_end_alone(run: Runner) 
     assert trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist() == [0]
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(CASE, edit)

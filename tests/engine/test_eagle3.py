@@ -11,6 +11,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.testing.twin import Twin
 
+from ..rows import spread
 from .conftest import Runner
 
 DRAFT = "sglang.srt.models.llama_eagle3"
@@ -154,7 +155,7 @@ def test_generated_cases_are_equal(eagletwin: Twin, name: str) -> None:
     assert seen == 25
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][1]))
 def test_a_fault_in_what_eagle3_adds_is_found_and_named(run: Runner, case: Case, fault: str) -> None:
     edit, rule, stage, step, index = PLANTED[fault]
     trace, verdict = run(case, edit)

@@ -15,6 +15,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 ATTENTION = "sglang.srt.models.gpt_oss.GptOssAttention.forward_core"
@@ -83,7 +84,7 @@ def test_a_chain_is_equal(run: Runner) -> None:
     assert min(verdict.checked[rule] for rule in ("window.slots", "radix.hit", "pool.accounting")) > 0
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][3], lambda fault: PLANTED[fault][0]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
     _, verdict = run(CHAIN, Edit(target=target, match=match, replacement=replacement))

@@ -9,6 +9,7 @@ import pytest
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit
 
+from ..rows import spread
 from .conftest import Runner
 
 TARGET = "sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.set_eagle3_layers_to_capture"
@@ -116,7 +117,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][2], lambda fault: PLANTED[fault][0]))
 def test_a_fault_is_named(run: Runner, busy_case: Case, fault: str) -> None:
     model, edit, rule = PLANTED[fault]
     trace, verdict = run(msgspec.structs.replace(busy_case, model=model), edit)

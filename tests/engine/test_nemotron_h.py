@@ -10,6 +10,7 @@ from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Limits
 
+from ..rows import spread
 from .conftest import Runner
 from .older import host_of
 from .test_states import CACHED, PLANTED
@@ -70,7 +71,7 @@ def test_a_tree_is_equal(run: Runner, chain: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("fault", [*SHARED, *OWN])
+@pytest.mark.parametrize("fault", spread([*SHARED, *OWN], lambda fault: (OWN | PLANTED)[fault][3]))
 def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
     target, match, replacement, rule = (OWN | PLANTED)[fault]
     _, verdict = run(chain, Edit(target=target, match=match, replacement=replacement))

@@ -25,6 +25,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page
 
+from ..rows import spread
 from .changes import last_of
 
 SCHEDULER = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
@@ -391,7 +392,7 @@ def test_the_same_scheduler_runs_one_case_after_another(staged: Host, tmp_path: 
         assert judge(engine.run(CHAIN, tmp_path / str(number), fresh=False)).status == "equal"
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", spread(sorted(FAULTS), lambda fault: FAULTS[fault][-1]))
 def test_a_planted_fault_is_named(staged: Host, tmp_path: Path, fault: str) -> None:
     case, edit, rule = FAULTS[fault]
     found = staged.engine(case, (Patch(name="planted", edits=(edit,)),)).run(case, tmp_path)

@@ -6,6 +6,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
@@ -141,7 +142,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_in_the_worker_is_found_and_named(run: Runner, busy_case: Case, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(busy_case, edit)

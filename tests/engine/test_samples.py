@@ -14,6 +14,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 PROMPT = tuple((31 * i + 5) % 90 for i in range(11))
@@ -209,7 +210,7 @@ def test_without_a_prefix_cache_each_sample_reads_the_prompt_anew(run: Runner) -
     assert {one.numbers["start"] for one in trace.header.records if one.stage == "prefill"} == {0}
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
     case, edit, rule = PLANTED[fault]
     _, verdict = run(case, edit)

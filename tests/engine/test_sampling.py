@@ -11,6 +11,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 UTILS = "sglang.srt.speculative.eagle_utils"
@@ -239,7 +240,7 @@ del (
 }
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_in_sampling_is_found_and_named(run: Runner, fault: str) -> None:
     case, edit, rule = PLANTED[fault]
     trace, verdict = run(case, edit)

@@ -11,6 +11,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.rules import catalogue
 
+from ..rows import spread
 from .changes import Change, bump, changed, last_of, nudge, of_keys, of_values, shorten
 from .conftest import Runner
 
@@ -182,7 +183,7 @@ PLANTED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1]))
 def test_a_fault_in_the_mended_worker_is_found_and_named(run: Runner, request: pytest.FixtureRequest, fault: str) -> None:
     shape, edit, rule = PLANTED[fault]
     case: Case = request.getfixturevalue(shape)

@@ -14,6 +14,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .changes import Change, bump, nan, nudge, shorten
 from .conftest import Runner
 from .older import host_of
@@ -109,7 +110,7 @@ def test_a_tree_is_equal(run: Runner, states_case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, states_case: Case, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
     _, verdict = run(states_case, Edit(target=target, match=match, replacement=replacement))

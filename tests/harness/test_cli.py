@@ -36,8 +36,8 @@ from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.families.weights import model_pair
 
+from ..rows import rows
 from .doors import opened
-from .rows import rows
 
 DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")

@@ -21,8 +21,8 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
+from ..rows import rows
 from .doors import ROOT, console_script, ctrl_c_works, opened, program
-from .rows import rows
 
 Done = subprocess.CompletedProcess[str]
 CASE = LEDGER["25015"].case

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .rows import rows
+from ..rows import rows
 
 pytest_plugins = ["pytester"]
 

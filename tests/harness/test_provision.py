@@ -13,7 +13,7 @@ import pytest
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.provision import NotFetched, Section, is_whole, provide
 
-from .rows import rows
+from ..rows import rows
 from .wheels import make_release
 
 # pip's place taken: it notes that it was called, and then copies the wheel, or waits for ever.

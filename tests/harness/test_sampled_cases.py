@@ -8,7 +8,7 @@ from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.families.valid import check_case
 
-from .rows import rows
+from ..rows import rows
 
 
 def drawn(focus: Focus | None, **asked: object) -> list[Case]:

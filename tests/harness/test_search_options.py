@@ -21,7 +21,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.valid import check_case
 
-from .rows import rows
+from ..rows import rows
 
 CONTRADICTIONS = [
     line.strip()

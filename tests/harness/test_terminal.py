@@ -16,8 +16,8 @@ from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.page.text import print_table
 
+from ..rows import rows
 from . import imported
-from .rows import rows
 
 COMMANDS = ("fuzz", "check", "prove", "bisect")
 
