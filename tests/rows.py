@@ -25,5 +25,10 @@ def spread(values: Iterable[Any], *kinds: Callable[[Any], object]) -> list[Any]:
     return found
 
 
+def long(*values: Any) -> list[Any]:
+    """values for `parametrize` that `make quality` runs, and `make test` does not."""
+    return [_marked(value, pytest.mark.long) for value in values]
+
+
 def _marked(value: Any, mark: pytest.MarkDecorator) -> Any:
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)

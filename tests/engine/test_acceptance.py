@@ -25,6 +25,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.replay import replay_requests
 
 from ..deserved.started import STARTED
+from ..rows import long, spread
 from .recorded import integers_of
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "shape"), SHAPES)
+@pytest.mark.parametrize(("model", "shape"), spread(SHAPES, lambda row: row[1].topk > 1, lambda row: "mtp" in row[0]))
 def test_a_healthy_worker_uses_the_rounds_that_are_deserved(host: Host, tmp_path: Path, model: str, shape: Shape) -> None:
     case = case_of(model, shape)
     trace = host.engine(case, ()).run(case, tmp_path, fresh=False)
@@ -102,7 +103,7 @@ def test_a_healthy_worker_uses_the_rounds_that_are_deserved(host: Host, tmp_path
         assert one.deserved.fewest <= one.used <= one.deserved.most
 
 
-@pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
+@pytest.mark.parametrize("model", [*long("llama-mtp"), "llama-mtp-chain"])
 def test_what_layers_deserve_depends_on_where_chunks_end(host: Host, tmp_path: Path, model: str) -> None:
     """Arrivals decide where a prompt is cut, and by itself full chunks do. A healthy worker is equal if the cuts are told, and
     if each way to cut is thought of."""
@@ -152,7 +153,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", spread(ALIKE, lambda name: "untold"))
 def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host, tmp_path: Path, name: str) -> None:
     """A healthy worker: over HTTP, and in what a server would have recorded of each request."""
     steps, chunk, prompts, arrive, told = ALIKE[name]
@@ -211,7 +212,7 @@ LOSING = [
 ]
 
 
-@pytest.mark.parametrize(("bug", "model", "shape", "chunk"), LOSING)
+@pytest.mark.parametrize(("bug", "model", "shape", "chunk"), spread(LOSING, lambda row: "mtp" in row[1]))
 def test_a_bug_that_costs_drafts_is_found_where_the_ledger_says(
     host: Host, tmp_path: Path, bug: str, model: str, shape: Shape, chunk: int
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 def test_the_first_release_that_has_them_is_right_and_refuses_rounds_without_drafts(tmp_path: Path) -> None:
     """With states, too, but for ledger entry 27095, which is mended here."""
     assert CASE.engine.sglang.adaptive is not None

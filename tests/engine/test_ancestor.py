@@ -69,6 +69,7 @@ def test_with_other_packages_by_pythonpath_none_is_forked(host: Host, monkeypatc
     assert not prefork.may_fork(Source())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_release_runs_with_the_transformers_that_it_pins(host: Host) -> None:
     host.connection()

@@ -37,6 +37,7 @@ def words_of(line: str, cwd: Path) -> list[str]:
     return subprocess.check_output(["bash", "-c", told], cwd=cwd, text=True).splitlines()
 
 
+@pytest.mark.long
 def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these(host: Host, tmp_path: Path) -> None:
     """The example of docs/guide/bisect.md."""
     case, fault = read_case(EXAMPLES / "busy.json"), read_patch(EXAMPLES / "fault.json")
@@ -66,6 +67,7 @@ def test_over_releases_the_first_with_the_fix_is_named(tmp_path: Path) -> None:
     assert "\nFIXED WITH 0.5.12  pr-25015" in done.stderr  # what people read
 
 
+@pytest.mark.long
 def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does_not_import(tmp_path: Path) -> None:
     history = History(tmp_path / "sglang")
     old, new = (history.tree_of(release(name)) for name in ("0.5.11", "0.5.12"))

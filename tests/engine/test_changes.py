@@ -16,6 +16,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, WORKER, WORKER_NAME, change, plant
 from .warm import eagletwin
@@ -61,6 +62,7 @@ def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_p
     assert tally["changes"]["ran"] == {}
 
 
+@pytest.mark.long
 def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 0, done
@@ -90,7 +92,7 @@ def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Pa
 DEAD = "draft_probs_list.append(probs)", "raise RuntimeError"
 
 
-@pytest.mark.parametrize("door", ["check", "prove", "fuzz"])
+@pytest.mark.parametrize("door", ["check", *long("prove", "fuzz")])
 def test_a_tree_whose_changed_statement_never_runs_is_never_a_pass(dead: Path, tmp_path: Path, door: str) -> None:
     """Its function is called in every round."""
     words = {
@@ -131,7 +133,7 @@ def test_what_of_a_change_did_not_run_stands_on_top_and_strict_makes_it_125(part
 
 
 def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Path, tmp_path: Path) -> None:
-    words = ("--cases", "6", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
+    words = ("--cases", "3", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
     done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
     assert done.returncode == 125, done
     lines = done.stdout.splitlines()
@@ -175,6 +177,7 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
     assert f"note: this case was made on SGLang {name}; this is {resolve(str(idle)).version}" in asked.stderr
 
 
+@pytest.mark.long
 def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(idle: Path, tmp_path: Path) -> None:
     release = installed("sglang")
     done = eagletwin("compare", release, idle, "--case", "25015", cwd=tmp_path)
@@ -200,6 +203,7 @@ def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: 
     assert IDLE_NAME not in listed
 
 
+@pytest.mark.long
 def test_what_an_earlier_case_of_the_process_ran_is_not_counted_for_the_next(changed_host: Host, tmp_path: Path) -> None:
     case = replace(LEDGER["25015"].case, exercises=())
     aborting = replace(
@@ -221,7 +225,7 @@ def test_a_release_says_nothing_of_changes(host: Host, busy_case: Case, tmp_path
     assert b"differs" not in (tmp_path / "trace.json").read_bytes()
 
 
-@pytest.mark.parametrize("kernels", ["fast", "interpreter"])
+@pytest.mark.parametrize("kernels", ["fast", *long("interpreter")])
 def test_kernels_count_as_run_when_they_are_launched(kernel_host: Host, tmp_path: Path, kernels: Kernels) -> None:
     case = LEDGER["25015"].case
     trace = kernel_host.engine(case, kernels=kernels).run(case, tmp_path)
@@ -262,9 +266,14 @@ def test_of_something_else(eagletwin):
 """
 
 
-def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", [False, *long(True)])
+def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester, workers: bool) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "1")
+    words = ("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle))
+    if workers:
+        result = pytester.runpytest_subprocess(*words, "-n", "1")
+    else:
+        result = forked.session(pytester.path, *words, source=resolve(str(idle)))
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert (

@@ -8,6 +8,7 @@ import pytest
 
 from eagletwin.harness.core.environment import installed
 
+from ..rows import long
 from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, plant
 from .warm import eagletwin
@@ -97,7 +98,7 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     assert again.returncode == 1, again
 
 
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("what", [*FAULTS][:1] + long(*[*FAULTS][1:]))
 def test_faults_of_what_fuzz_draws_are_found(what: str, tmp_path: Path) -> None:
     """A comparison that draws less than fuzz says nothing of requests that sample, or of layers that keep a state."""
     edits, words, rule = FAULTS[what]
@@ -108,6 +109,7 @@ def test_faults_of_what_fuzz_draws_are_found(what: str, tmp_path: Path) -> None:
     assert rule in [broken["rule"] for broken in json.loads(done.stdout)["broken"]]
 
 
+@pytest.mark.long
 def test_the_other_way_round_it_is_newly_fixed(undone: Path, tmp_path: Path) -> None:
     words = (*SHOWS, "--ledger", "26329", "--ledger", "small-tree", "--json")
     done = compare(undone, installed("sglang"), *words, cwd=tmp_path)
@@ -123,6 +125,7 @@ def test_the_other_way_round_it_is_newly_fixed(undone: Path, tmp_path: Path) -> 
     assert facts["acceptance"][0]["base"]["rounds"] > 0
 
 
+@pytest.mark.long
 def test_a_change_that_no_case_runs_is_told_nothing_of(tmp_path: Path) -> None:
     idle = plant(tmp_path / "idle", IDLE_KERNEL)
     done = compare(

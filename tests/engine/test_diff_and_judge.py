@@ -11,6 +11,7 @@ from eagletwin.harness.commands.compare.numbers import diff
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .changes import changed
 
 
@@ -21,7 +22,7 @@ def moved(tensor: Tensor, at: int, factor: float) -> Tensor:
     return other
 
 
-@pytest.mark.parametrize("which", ["busy_trace", "tree_trace", "sampled_trace"])
+@pytest.mark.parametrize("which", ["busy_trace", *long("tree_trace", "sampled_trace")])
 def test_what_the_judge_calls_a_divergence_is_never_the_same(request: Any, which: str) -> None:
     """The largest number of a tensor, one in the middle and the smallest, off by a thousandth, a hundredth and a half."""
     trace: Trace = request.getfixturevalue(which)

@@ -14,6 +14,7 @@ from ..lab.gpu.explained import explained
 from ..lab.gpu.job import CaseResult, Job
 from ..lab.gpu.jobs import run_job
 from ..lab.gpu.tally import statuses_of
+from ..rows import long
 
 
 def _job(name: str, *, known: str = "", mend: bool = False) -> Job:
@@ -27,6 +28,7 @@ def test_a_bug_that_was_not_foreseen_is_named_by_the_case(tmp_path: Path) -> Non
     assert statuses_of(done) == {"known": 1}
 
 
+@pytest.mark.long
 def test_a_crash_that_is_a_known_bug_is_known(tmp_path: Path) -> None:
     done = run_job(_job("adaptive-rejection", known="certain-node"), tmp_path)
     assert [(one.rule, one.known) for one in done.seen] == [("engine.crash", "adaptive-rejection")]
@@ -59,7 +61,7 @@ def test_what_no_known_bug_explains_stays_new(tmp_path: Path) -> None:
     assert (seen.status, seen.rule, seen.known) == ("diverged", undone.rule, "")
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [*long(False), True])
 def test_a_case_that_is_right_without_a_remedy_is_not_known(several: bool) -> None:
     """What was seen of it took the cases before it, or the pauses of a race. It calls what each of these remedies changes."""
     names = ("tree-window", "certain-node") if several else ("tree-window",)
@@ -69,6 +71,7 @@ def test_a_case_that_is_right_without_a_remedy_is_not_known(several: bool) -> No
     assert (seen.status, seen.known) == ("diverged", "")
 
 
+@pytest.mark.long
 def test_a_case_that_is_wrong_in_another_way_again_is_not_known() -> None:
     job = _job("certain-node", known="certain-node")
     [seen] = explained(job, [CaseResult(case="other", status="diverged", rule="draft.kv")], Limits())

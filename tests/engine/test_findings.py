@@ -76,6 +76,7 @@ def test_two_bugs_of_one_rule_in_two_stages_are_two_findings_and_each_shrinks_to
         assert not finding.partial
 
 
+@pytest.mark.long
 def test_two_crashes_in_two_functions_are_two_findings(host: Host, tmp_path: Path) -> None:
     fuzz, findings = search(host, tmp_path, RAISES_IN_PREFILL, RAISES_IN_DRAFT, findings=2, shrink_seconds=0.0)
     assert {one.signature.rule for one in findings} == {"engine.crash"}
@@ -90,8 +91,9 @@ def test_two_crashes_in_two_functions_are_two_findings(host: Host, tmp_path: Pat
 
 
 def test_what_is_seen_again_is_set_aside_with_an_example_that_shows_it(host: Host, tmp_path: Path) -> None:
-    fuzz, findings = search(host, tmp_path, DECODE, findings=2, cases=20, shrink_seconds=0.0)
+    fuzz, findings = search(host, tmp_path, DECODE, findings=2, cases=8, shrink_seconds=0.0)
     [finding], [aside] = findings, list(fuzz.asides.values())
+    assert any(line.startswith("Not minimal: time was up.") for line in finding_text(finding, 80).split("\n"))
     assert aside.signature == finding.signature
     assert aside.cases > 0
     assert fuzz.trials.look_alone(read_case(aside.example)).signature == aside.signature
@@ -113,9 +115,3 @@ def test_what_a_smaller_case_shows_in_place_of_what_is_shrunk_is_set_aside_too(h
         assert read_case(aside.example).requests
     text = text_of(document_of(write_summary(tmp_path, fuzz, [finding]), tmp_path), 400, verbose=True)
     assert re.search(r"│ on the way to a finding +│ set-aside/1-", text)
-
-
-def test_what_shrinking_had_no_time_for_is_said_on_a_line_of_its_own(host: Host, tmp_path: Path) -> None:
-    _, [finding] = search(host, tmp_path, DECODE, findings=1, shrink_seconds=0.0)
-    lines = finding_text(finding, 80).split("\n")
-    assert any(line.startswith("Not minimal: time was up.") for line in lines)

@@ -75,6 +75,7 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     assert decode_case(json.dumps(scripted).encode(), "repro.py") == case
 
 
+@pytest.mark.long
 def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_path: Path) -> None:
     finding = first(search(host, tmp_path, LEDGER["25015"].revert, shrink_seconds=0.0))
     assert finding.partial
@@ -105,6 +106,7 @@ def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: 
     assert "--after" in outcome.report
 
 
+@pytest.mark.long
 def test_what_happens_once_is_nondeterministic_and_kept(host: Host, tmp_path: Path) -> None:
     """A worker that goes wrong while a file is there, and takes it away."""
     file = tmp_path / "once"
@@ -121,6 +123,7 @@ def test_what_happens_once_is_nondeterministic_and_kept(host: Host, tmp_path: Pa
     assert (finding.outcome.folder / "repro.py").is_file()
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None:
     dies = Patch(
         name="dies",
@@ -158,6 +161,7 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
     assert forked.script(minimal / "repro.py", cwd=tmp_path, source=INSTALLED).returncode == 1
 
 
+@pytest.mark.long
 def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> None:
     """A live bug near the end of a context. A kernel's violations have no iteration: smaller cases are run to their end."""
     case = LEDGER["indices-overflow"].case

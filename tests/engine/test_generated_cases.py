@@ -50,11 +50,11 @@ ENOUGH = {
 
 
 def test_nothing_is_found_in_the_unmodified_release(host: Host, tmp_path: Path) -> None:
-    search = Fuzz(Trials(host), tmp_path, Plan(seed=6, seconds=1e9, max_cases=25, shrink_seconds=0.0, command=""))
+    search = Fuzz(Trials(host), tmp_path, Plan(seed=6, seconds=1e9, max_cases=10, shrink_seconds=0.0, command=""))
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
-    assert search.tally.cases == search.tally.statuses["equal"] + search.tally.statuses["known"] + search.tally.undecided == 25
+    assert search.tally.cases == search.tally.statuses["equal"] + search.tally.statuses["known"] + search.tally.undecided == 10
     assert search.tally.undecided <= 1
-    assert search.tally.statuses["equal"] >= 15
+    assert search.tally.statuses["equal"] >= 6
 
 
 @pytest.mark.long

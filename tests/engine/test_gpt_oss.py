@@ -9,11 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import LEDGER, entries_of
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.host import Host
-from eagletwin.harness.judge.judge import judge
 
 from ..rows import spread
 from .conftest import Runner
@@ -111,6 +109,7 @@ def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(r
     assert emitted == [[52, 33, 73, 31, 52], [52, 33, 73, 31, 39]]
 
 
+@pytest.mark.long
 def test_deterministic_inference_counts_the_window_of_a_node_by_its_number_too(run: Runner) -> None:
     """Live, in the backend's other kernel. Past the mask that it reads at a wrong place, the same remedy is right."""
     mask = LEDGER["deterministic-window"].remedy
@@ -122,21 +121,7 @@ def test_deterministic_inference_counts_the_window_of_a_node_by_its_number_too(r
         assert (verdict.status, verdict.rule) == found, verdict
 
 
-@pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "8409"])
-def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
-    (known,) = entries_of(entry)
-    case = msgspec.structs.replace(known.case, model=MODEL)
-    if case.topk > 1:
-        case = msgspec.structs.replace(TREE, exercises=case.exercises)
-    found = []
-    for name, side in (("green", known.green), ("red", known.red)):
-        (tmp_path / name).mkdir()
-        patches = (*side.patches, TREES) if case.topk > 1 else side.patches
-        verdict = judge(host.engine(case, patches).run(case, tmp_path / name), view=side.view)
-        found.append((verdict.status, verdict.rule))
-    assert found == [("equal", ""), ("diverged", known.rule)]
-
-
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_runs_where_the_package_triton_kernels_is_installed(tmp_path: Path) -> None:
     """SGLang would choose that package's kernels, which store the experts the other way round and know a GPU alone."""

@@ -8,7 +8,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, HostPolicy, Reques
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 
-from ..rows import spread
+from ..rows import long, spread
 from .conftest import Runner
 
 
@@ -158,13 +158,14 @@ def test_a_host_that_is_full_gives_rows_up(run: Runner) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("model", ["llama-eagle3", "mimo-v2", "deepseek-nextn", "gpt-oss-eagle3"])
+@pytest.mark.parametrize("model", ["mimo-v2", *long("llama-eagle3", "deepseek-nextn", "gpt-oss-eagle3")])
 def test_so_it_is_with_drafts_beside_the_target_and_in_its_pool_with_windows_and_latent_rows(run: Runner, model: str) -> None:
     trace, verdict = run(case(model=model, exercises=("host_written", "host_restored")))
     assert verdict.status == "equal", verdict
     assert [request for request, _ in _restored(trace)] == ["d"]
 
 
+@pytest.mark.long
 def test_a_request_accepts_as_much_after_its_rows_came_back_as_before(run: Runner) -> None:
     """The same request with nothing cached, with rows that came back, and after a flush."""
     asked = tokens(1, 24)

@@ -19,6 +19,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner
 from .test_grammars import SAMPLE
 
@@ -157,8 +158,8 @@ ENDS_A_SERVER = {
 SAYS = {SAMPLER.id: "probability tensor contains either", REFUSED.id: "doesn't satisfy the grammar"}
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
-@pytest.mark.parametrize("name", sorted(ENDS_A_SERVER))
+@pytest.mark.parametrize("overlap", [False, *long(True)], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("name", spread(sorted(ENDS_A_SERVER), lambda name: ENDS_A_SERVER[name][0].id))
 def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
     host: Host, overlapped: Host, tmp_path: Path, name: str, overlap: bool
 ) -> None:
@@ -215,7 +216,10 @@ def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "overlap", "known"),
-    [(SAMPLER.case, False, [SAMPLER.id]), (HELD_BACK, False, [SAMPLER.id]), (CHAIN, True, ["logit-processor", REFUSED.id])],
+    [
+        (SAMPLER.case, False, [SAMPLER.id]),
+        *long((HELD_BACK, False, [SAMPLER.id]), (CHAIN, True, ["logit-processor", REFUSED.id])),
+    ],
     ids=["a processor", "min_new_tokens", "refused in a round"],
 )
 def test_a_search_knows_them(host: Host, overlapped: Host, case: Case, overlap: bool, known: list[str]) -> None:

@@ -12,8 +12,10 @@ from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 
-@pytest.mark.parametrize("kernels", ["fast", "interpreter", "shadow", "checked"])
+
+@pytest.mark.parametrize("kernels", ["fast", "checked", *long("interpreter", "shadow")])
 def test_a_case_is_equal_whatever_executes_the_kernels(host: Host, busy_case: Case, tmp_path: Path, kernels: Kernels) -> None:
     trace = host.engine(busy_case, kernels=kernels).run(busy_case, tmp_path)
     assert judge(trace).status == "equal", trace.header.ending

@@ -51,6 +51,7 @@ def test_what_a_remedy_makes_equal_is_known(host: Host) -> None:
     assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
 
 
+@pytest.mark.long
 def test_a_bug_of_overlap_is_known_where_a_draft_always_runs_with_it(host: Host) -> None:
     stream = LEDGER["retracted-stream"]
     _, one = explained(host, replace(stream.case, exercises=(), model="gemma-4-assistant"))
@@ -120,6 +121,7 @@ def test_there_is_no_base_where_nothing_is_changed_but_by_remedies(host: Host) -
     assert base_of(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),))) is not None
 
 
+@pytest.mark.long
 def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes up when the search asks whether the entry's bug is here. With its remedy the other bug is left."""
     best = "topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)\n"
@@ -176,6 +178,7 @@ BACK_IN_A_TREE = replace(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [COMES_BACK, BACK_IN_A_TREE], ids=["a text that has ended", "rules, in a tree"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 def test_a_chunk_s_tail_of_a_greedy_request_with_a_grammar_is_known(
@@ -196,6 +199,7 @@ def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
     assert mends.explain(leaked, DECLARED_VIEW).known == ()
 
 
+@pytest.mark.long
 def test_a_case_that_ran_first_on_a_cpu_is_not_run_alone_once_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = list[Case]()
     look_alone = Trials.look_alone
@@ -279,6 +283,7 @@ TWO = replace(
 )
 
 
+@pytest.mark.long
 def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_out(host: Host) -> None:
     """Of the two bugs that the second remedy mends that is named whose rule breaks without it."""
     second = LEDGER["multi-layer-topk-windows"]
@@ -327,6 +332,7 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
     assert left.trial.signature == unknown.trials().look(bug).signature
 
 
+@pytest.mark.long
 def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     """In the declared view a plain draft model's own rows are wrong first; with both bugs mended the case is right."""
     entry = LEDGER["hidden-standalone"]
@@ -338,6 +344,7 @@ def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     assert LEDGER["standalone-keys"] not in mends.apt(LEDGER["standalone-keys"].case, DECLARED_VIEW)
 
 
+@pytest.mark.long
 def test_and_with_overlap_where_its_own_case_is_right(overlapped: Host) -> None:
     """A retraction that falls into another step shows grammar-end there; its own case does not."""
     mends = Mends(overlapped, replace(DEFAULT_RUN, mode=overlapped.mode))

@@ -12,6 +12,8 @@ from eagletwin.harness.check.confirm import check
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.testing.twin import CaseFailed, Twin
 
+from ..rows import long
+
 QUICK = settings(
     max_examples=6,
     stateful_step_count=12,
@@ -28,7 +30,7 @@ TIGHT = Focus(num_steps=3, page_size=4, radix_cache=True, max_total_tokens=96)
 TREES = Focus(num_steps=3, topk=3, tree_size=2, page_size=4, radix_cache=True, max_total_tokens=96)
 
 
-@pytest.mark.parametrize("focus", [Focus(num_steps=2), TIGHT, TREES], ids=["plain", "tight", "trees"])
+@pytest.mark.parametrize("focus", [*long(Focus(num_steps=2)), TIGHT, *long(TREES)], ids=["plain", "tight", "trees"])
 def test_the_unmodified_release_is_equal_at_every_step(eagletwin: Twin, focus: Focus) -> None:
     played = machine(eagletwin.start, focus)
     seed(1)(played)

@@ -15,6 +15,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .conftest import Runner
 from .older import host_of
 
@@ -132,8 +133,8 @@ IN_PAGES = replace(
 )
 
 
-@pytest.mark.parametrize("case", [MEMORY.case, IN_PAGES], ids=["a chain", "a tree in pages"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("case", [*long(MEMORY.case), IN_PAGES], ids=["a chain", "a tree in pages"])
+@pytest.mark.parametrize("overlap", [False, *long(True)], ids=["no overlap", "overlap"])
 def test_the_rest_of_a_prompt_keeps_its_slots_with_the_candidate_fix_and_ends_the_worker_without(
     host: Host, overlapped: Host, tmp_path: Path, case: Case, overlap: bool
 ) -> None:
@@ -197,7 +198,7 @@ WIDE = replace(
 )
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("overlap", [*long(False), True], ids=["no overlap", "overlap"])
 def test_a_chunk_of_a_model_with_states_ends_with_a_page_with_the_candidate_fix_and_inside_one_without(
     host: Host, overlapped: Host, tmp_path: Path, overlap: bool
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_chunk_of_a_model_with_states_ends_with_a_page_with_the_candidate_fix_
     assert ends == {"red": [64, 129, 194], "green": [64, 128, 192, 194]}
 
 
+@pytest.mark.long
 def test_who_comes_to_such_a_prefix_goes_on_from_a_wrong_state(host: Host, tmp_path: Path) -> None:
     assert STATE.remedy is not None
     for name, patches in (("red", ()), ("green", (STATE.remedy,))):
@@ -239,6 +241,7 @@ SHORT = replace(
 )
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, tmp_path: Path) -> None:
     entry, kept = STATE.remedy, {}
     assert entry is not None
@@ -255,6 +258,7 @@ def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, t
     assert any(start % 4 for start, _ in kept["green"][0])
 
 
+@pytest.mark.long
 def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
     case = replace(STATE.case, exercises=())
     mends = Mends(host, DEFAULT_RUN)
@@ -264,6 +268,7 @@ def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
     assert STATE in mends.seen(WIDE, DECLARED_VIEW)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("without", ["mixed chunks", "pages", "a third chunk", "a request that runs"])
 def test_states_are_right_without_what_it_takes(run: Runner, without: str) -> None:
     own, [a, b] = STATE.case.engine.sglang, STATE.case.requests

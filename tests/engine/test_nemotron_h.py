@@ -56,6 +56,7 @@ def test_a_chain_is_equal_and_only_its_experts_are_not_sglangs_kernels(run: Runn
     assert not [shim for shim in trace.header.engine.shims if "in torch" in shim]
 
 
+@pytest.mark.long
 def test_a_release_with_these_kernels_elsewhere_is_not_driven(chain: Case, tmp_path: Path) -> None:
     with (
         host_of("0.5.15.post1") as old,

@@ -25,7 +25,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page
 
-from ..rows import spread
+from ..rows import long, spread
 from .changes import last_of
 
 SCHEDULER = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
@@ -244,6 +244,7 @@ def test_the_nodes_of_a_tree_that_nobody_drafted_count_up_with_the_fix(staged: H
         assert (verdict.status, verdict.rule) == ("diverged", "verify.inputs"), name
 
 
+@pytest.mark.long
 def test_a_prompt_goes_on_in_a_small_pool_where_its_chunk_would_be_empty(staged: Host, tmp_path: Path) -> None:
     """One that waited would find its slots taken: the request that decodes beside it takes what is free."""
     names = ("pipeline-empty", "pipeline-mixed")
@@ -353,9 +354,11 @@ def test_a_kernel_of_the_first_stage_that_was_not_checked_leaves_doubt(trace: Tr
     "case",
     [
         TREE,
-        CACHED,
-        replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",)),
-        replace(in_settings(draft_window=4, draft_sink=2), name="window"),
+        *long(
+            CACHED,
+            replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",)),
+            replace(in_settings(draft_window=4, draft_sink=2), name="window"),
+        ),
     ],
     ids=lambda case: case.name,
 )
@@ -364,6 +367,7 @@ def test_a_case_is_equal(staged: Host, tmp_path: Path, case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
+@pytest.mark.long
 def test_a_divergence_in_a_tree_that_nobody_drafted_is_told_without_a_drawing(staged: Host, tmp_path: Path) -> None:
     traced = staged.engine(TREE).run(TREE, tmp_path).judged_of(None)
     found = Divergence(
@@ -385,6 +389,7 @@ def test_a_number_that_the_first_stage_counts_otherwise_is_named(trace: Trace) -
     assert (verdict.first.index, verdict.first.rank) == ("available", 1)
 
 
+@pytest.mark.long
 def test_the_same_scheduler_runs_one_case_after_another(staged: Host, tmp_path: Path) -> None:
     engine = staged.engine(CHAIN)
     for number in range(3):

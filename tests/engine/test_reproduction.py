@@ -112,6 +112,7 @@ def test_a_patch_under_test_that_is_not_called_or_does_not_fit_is_never_green(tm
     assert done.returncode == code, done
 
 
+@pytest.mark.long
 def test_a_candidate_fix_without_which_a_known_bug_shows_first_stays(host: Host, tmp_path: Path) -> None:
     """A multi-layer worker that consumes a wrong token at a chunk's end, and a fault of ours in the same case."""
     tail = LEDGER[RIDING[0]]

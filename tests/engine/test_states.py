@@ -117,6 +117,7 @@ def test_a_fault_is_named(run: Runner, states_case: Case, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("match", "replacement", "ending"),
     [
@@ -177,6 +178,7 @@ def test_a_state_that_was_not_recorded_is_no_pass(states_trace: Trace, tensor: s
     assert judge(wrong).status != "equal"
 
 
+@pytest.mark.long
 def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_case: Case, tmp_path: Path) -> None:
     """Decode, verify and commit are SGLang's own kernels in the fast runtime. Triton's interpreter runs all but these again."""
     request = replace(states_case.requests[1], max_new_tokens=2)
@@ -243,7 +245,7 @@ ENDS = replace(
 )
 
 
-@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("topk", spread([1, 4], lambda size: "a prefix"))
 def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner, topk: int) -> None:
     trace, verdict = run(replace(CACHED, topk=topk, num_draft_tokens=12 if topk > 1 else 0))
     assert verdict.status == "equal", verdict
@@ -253,7 +255,7 @@ def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner, topk: int
     assert starts == {"a": 0, "b": 64, "c": 0, "d": 64}
 
 
-@pytest.mark.parametrize("model", ["qwen3-next-nextn", "nemotron-h-nextn"])
+@pytest.mark.parametrize("model", spread(["qwen3-next-nextn", "nemotron-h-nextn"], lambda model: "a path"))
 def test_each_state_on_a_path_is_looked_at(run: Runner, model: str) -> None:
     trace, verdict = run(replace(DEEPER, model=model))
     assert verdict.status == "equal", verdict
@@ -299,7 +301,7 @@ TRACKED = {
 }
 
 
-@pytest.mark.parametrize("fault", TRACKED)
+@pytest.mark.parametrize("fault", spread(TRACKED, lambda fault: "state.tracked"))
 def test_a_tracked_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
     """When the cache is handed it, and so before the next request begins from it."""
     target, match, replacement = TRACKED[fault]
@@ -341,7 +343,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("fault", spread(LOST, lambda fault: LOST[fault][4]))
 def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
     case, target, match, replacement, rule = LOST[fault]
     _, verdict = run(case, Edit(target=target, match=match, replacement=replacement))
@@ -349,6 +351,7 @@ def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
     assert set(verdict.later) <= {rule}
 
 
+@pytest.mark.long
 def test_with_overlap_as_well_where_a_result_is_looked_at_later(overlapped: Host, tmp_path: Path) -> None:
     for fault in ("", "that of a chunk", "that of a round, which was not seen to come to the grid"):
         case, target, match, replacement, rule = LOST[fault] if fault else (CACHED, "", "", "", "")
@@ -377,7 +380,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("fault", SHARED)
+@pytest.mark.parametrize("fault", spread(SHARED, lambda fault: SHARED[fault][3]))
 def test_a_copy_of_a_cached_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
     case, match, replacement, rule = SHARED[fault]
     _, verdict = run(case, Edit(target=COPIES, match=match, replacement=replacement))
@@ -420,6 +423,7 @@ UNCLEARED = Edit(
 )
 
 
+@pytest.mark.long
 def test_the_oldest_release_that_is_driven_has_one_bug_in_chains_and_no_other(states_case: Case, tmp_path: Path) -> None:
     """Ledger entry 27095: without its fix the first round behind a batch's prefill is wrong, and with it nothing is."""
     (tmp_path / "fixed").mkdir()
@@ -431,6 +435,7 @@ def test_the_oldest_release_that_is_driven_has_one_bug_in_chains_and_no_other(st
     assert right.status == "equal", right
 
 
+@pytest.mark.long
 def test_with_pairs_as_keys_it_does_not_and_other_prefixes_are_still_found(run: Runner) -> None:
     assert KEYS.remedy is not None
     for case in (KEYS.case, CACHED, *PAIRED):

@@ -21,6 +21,9 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
+from . import forked
+
 pytest_plugins = ["pytester"]
 
 # As if attention were written in a way that the fast runtime does not execute.
@@ -61,7 +64,7 @@ def test_the_report_of_an_equal_case_names_the_kernel(host: Host, small: Case, t
     assert LINE in re.sub(r"\s+", " ", argue(trace.header, verdict, trace=trace))
 
 
-@pytest.mark.parametrize("kernels", ["checked", "shadow"])
+@pytest.mark.parametrize("kernels", ["checked", *long("shadow")])
 def test_where_the_rules_of_kernels_were_asked_for_it_is_unknown(
     host: Host, small: Case, tmp_path: Path, kernels: Kernels
 ) -> None:
@@ -94,7 +97,7 @@ def test_a_proof_of_a_rule_of_kernels_does_not_hold_where_a_kernel_was_not_check
 def test_a_test_suite_that_passes_ends_with_the_line(
     pytester: pytest.Pytester, small: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where workers of pytest-xdist run it."""
+    """Where workers of pytest-xdist run it, test_plugin.py sees it."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     (pytester.path / "case.json").write_text(pretty_case(small))
     (pytester.path / "patch.json").write_bytes(msgspec.json.encode(UNKNOWN_KERNEL))
@@ -112,6 +115,6 @@ def test_a_test_suite_that_passes_ends_with_the_line(
             eagletwin.check(read_case(Path(__file__).with_name("case.json")))
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1", timeout=300)
+    result = forked.session(pytester.path, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*eagletwin: not checked by kernel.*Triton's interpreter ran it: _fwd_kernel*"])

@@ -17,10 +17,11 @@ from eagletwin.harness.families.valid import read_case
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.text import text_of
 
+from ..rows import long
 from .plain import GREEDY
 
 
-@pytest.mark.parametrize(("every", "word", "code"), [(10, "NOTHING NEW", 0), (5, "CANNOT TELL", 125)])
+@pytest.mark.parametrize(("every", "word", "code"), [*long((10, "NOTHING NEW", 0)), (5, "CANNOT TELL", 125)])
 def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, word: str, code: int
 ) -> None:

@@ -23,8 +23,10 @@ from eagletwin.harness.families.modes import not_driven, not_in_stages, not_on_r
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.windows import ENDING
 
+from ..rows import long
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+
+@pytest.mark.parametrize("seed", [0, *long(1, 2)])
 def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(seed: int) -> None:
     blocks_of_it = [block_of(seed, number, Asked()) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
@@ -131,6 +133,7 @@ def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPat
     assert any("added" in line for line in not_looked_at((), (), CPU))
 
 
+@pytest.mark.long
 def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> None:
     """A block that cannot start is lost; and so is the time of whoever types an option that cannot bring it."""
     two = SearchOptions(run=RunSpec(mode=Mode(tp=2))).asked
@@ -159,8 +162,10 @@ def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> N
     [
         Mode(device="cuda", graphs=(1, 2)),
         Mode(dtype="bfloat16"),
-        Mode(device="cuda", graphs=(1, 2), dtype="bfloat16"),
-        Mode(device="cuda", dtype="bfloat16", attention="flashinfer"),
+        *long(
+            Mode(device="cuda", graphs=(1, 2), dtype="bfloat16"),
+            Mode(device="cuda", dtype="bfloat16", attention="flashinfer"),
+        ),
     ],
 )
 def test_a_search_on_a_gpu_or_in_bfloat16_draws_what_runs_there_and_names_the_rest(mode: Mode) -> None:
@@ -259,10 +264,6 @@ def test_only_and_not_narrow_a_search() -> None:
         probe = block_of(0, number, Asked(wanted=wanted)).probe
         assert probe.model in ("mimo-v2", "step-3.5")
         assert not has(probe, "sampling")
-    for topic in TOPICS:  # each by itself, also in a block whose turn another one has
-        probe = block_of(0, 3, Asked(wanted=narrowed([topic.key], []))).probe
-        assert topic.has(probe), topic.key
-        assert topic.has(block_of(0, 0, Asked(wanted=narrowed([topic.key], []))).probe)
     with pytest.raises(InputError, match="no feature 'loops'"):
         narrowed(["loops"], [])
     with pytest.raises(InputError, match="no generated case"):

@@ -14,6 +14,8 @@ from eagletwin.harness.families.dimensions.grammar import grammars
 from eagletwin.harness.families.valid import check_case
 from eagletwin.reference.sizes import reserved
 
+from ..rows import long
+
 
 def drawn(*features: str, blocks: int) -> list[Case]:
     asked = SearchOptions(only=features).asked
@@ -32,7 +34,7 @@ def fill_the_pool(case: Case) -> bool:
 
 
 def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
-    cases = drawn("host-cache", blocks=30)
+    cases = drawn("host-cache", blocks=14)
     filled = [case for case in cases if fill_the_pool(case)]
     assert len(filled) > len(cases) / 10  # in many cases there is no such number of free slots
     assert {case.engine.sglang.host_policy for case in filled} >= {"write_through", "write_back"}
@@ -41,13 +43,13 @@ def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
 
 
 def test_a_small_pool_beside_a_hierarchical_cache_holds_a_window() -> None:
-    cases = drawn("mimo-v2", "host-cache", blocks=20)
+    cases = drawn("mimo-v2", "host-cache", blocks=10)
     assert min(case.engine.sglang.max_total_tokens for case in cases) < 128
     for case in cases:  # SGLang starts with no smaller one
         assert case.engine.sglang.max_total_tokens > RECIPES[case.model].window + case.page_size
 
 
-@pytest.mark.parametrize("model", ["nemotron-h-nextn", "qwen3-next-nextn"])
+@pytest.mark.parametrize("model", ["qwen3-next-nextn", *long("nemotron-h-nextn")])
 def test_where_states_are_cached_prompts_are_prefilled_together(model: str) -> None:
     cached = [case for case in drawn(model, blocks=40) if case.engine.sglang.radix_cache and len(case.requests) > 1]
     at_once = [case for case in cached if not case.chunks and {request.arrive for request in case.requests} == {0}]

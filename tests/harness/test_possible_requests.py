@@ -4,6 +4,7 @@ from collections import Counter
 from math import inf
 
 import numpy as np
+import pytest
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.core.case import Grammar, Processor, Request
@@ -40,6 +41,7 @@ def test_no_processor_forbids_the_one_token_that_llguidance_may_allow() -> None:
     assert all(forbidding.values()), "each forbids something"
 
 
+@pytest.mark.long
 def test_with_xgrammar_any_processor_is_drawn() -> None:
     """A text has some twelve tokens there, and a processor forbids a quarter of all."""
     assert {one.processor.seed for one in _drawn("xgrammar") if one.processor is not None} == set(range(16))

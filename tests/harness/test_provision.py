@@ -13,7 +13,7 @@ import pytest
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.provision import NotFetched, Section, is_whole, provide
 
-from ..rows import rows
+from ..rows import long, rows
 from .wheels import make_release
 
 # pip's place taken: it notes that it was called, and then copies the wheel, or waits for ever.
@@ -115,7 +115,7 @@ def lose_the_record(folder: Path) -> None:
     (folder / "sglang-0.0.1.dist-info" / "RECORD").write_text("")
 
 
-@pytest.mark.parametrize("damage", rows([edit, cut, remove, add, link, lose_the_record]))
+@pytest.mark.parametrize("damage", [*rows([edit, link]), *long(cut, remove, add, lose_the_record)])
 def test_a_damaged_folder_is_seen_and_replaced(
     release: tuple[Section, Path], capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
@@ -229,6 +229,7 @@ def test_what_was_killed_half_way_is_cleared_away_and_fetched_again(wheels: Path
     assert left(folder) == {"0.0.1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_release_and_its_packages_come_from_the_real_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.5.9, the smallest, with the packages around transformers 4.57.1: some 20 MB."""

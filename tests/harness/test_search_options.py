@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,16 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.valid import check_case
 
-from ..rows import rows
+from ..rows import long, rows
 
 CONTRADICTIONS = [
     line.strip()
     for line in """\
-    --only rejection --only topk=4
-    --only min-p --not sampling
     --only small-trees --only llama-mtp --only topk=2
-    --only updates=tensor --only llama-eagle3-full
-    --view true_tree --only chains
-    --view committed --only llama-tiny
     --only loops
     --only topk=5
     --only context-length=7
@@ -45,42 +42,63 @@ CONTRADICTIONS = [
     --tp 3
     --without draft.magic""".splitlines()
 ]
+# What is refused after ten seconds of drawing: no case has it.
+IN_VAIN = [
+    "--only rejection --only topk=4",
+    "--only min-p --not sampling",
+    "--only updates=tensor --only llama-eagle3-full",
+    "--view true_tree --only chains",
+    "--view committed --only llama-tiny",
+]
 
 
-def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refused", [CONTRADICTIONS, *long(IN_VAIN)], ids=["at once", "in vain"])
+def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_imported(
+    tmp_path: Path, refused: list[str]
+) -> None:
     program = (
         "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
         "from eagletwin.harness.core.exits import guarded\n"
-        f"for typed in {CONTRADICTIONS}:\n"
+        f"for typed in {refused}:\n"
         "    code = guarded(lambda: entered(['fuzz', *typed.split()]))\n"
         "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, typed)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"128 False False {typed}" for typed in CONTRADICTIONS]
-    assert done.stderr.count("\n  try: ") == len(CONTRADICTIONS)
+    assert done.stdout.splitlines() == [f"128 False False {typed}" for typed in refused]
+    assert done.stderr.count("\n  try: ") == len(refused)
     assert "use one of ," not in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "mode",
-    rows(
-        [
-            *(CPU, Mode(overlap=True), Mode(tp=2), Mode(pp=2), Mode(dtype="bfloat16"), Mode(device="cuda", graphs=(1, 2))),
-            Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", attention="flashinfer"),
-        ]
-    ),
+MODES = (
+    *(CPU, Mode(overlap=True), Mode(tp=2), Mode(pp=2), Mode(dtype="bfloat16"), Mode(device="cuda", graphs=(1, 2))),
+    Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", attention="flashinfer"),
 )
+
+
+@pytest.mark.parametrize("mode", rows(MODES))
 def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block(mode: Mode) -> None:
+    """Each topic on a CPU and in one of the other modes."""
+    narrowed(mode, TOPICS if mode == CPU else TOPICS[MODES.index(mode) - 1 :: len(MODES) - 1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_search_in_any_mode_that_is_narrowed_to_any_topic_has_it_in_every_block(mode: Mode) -> None:
+    narrowed(mode, TOPICS)
+
+
+def narrowed(mode: Mode, topics: Sequence[Dimension]) -> None:
     """The things that a block is to have come in turn, some of them not in every cycle of turns, and with a value that the mode
     does not run in some. What the mode runs in no case is what the page says is to be had without it."""
     lines = not_looked_at((), (), mode)
-    asked = {topic: SearchOptions(only=(topic.key,), run=RunSpec(mode=mode)) for topic in TOPICS}
-    drawn = [topic for topic in TOPICS if f"{topic.words} (--only {topic.key})" in lines]
+    asked = {topic: SearchOptions(only=(topic.key,), run=RunSpec(mode=mode)) for topic in topics}
+    drawn = [topic for topic in topics if f"{topic.words} (--only {topic.key})" in lines]
+    assert drawn
     for topic in drawn:
         probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 16)]
         assert all(topic.has(probe) and runs_in(probe, mode) for probe in probes), topic.key
-    for topic in [topic for topic in TOPICS if topic not in drawn][:1]:  # it takes a second
+    for topic in [topic for topic in topics if topic not in drawn][:1]:  # it takes a second
         with pytest.raises(InputError, match=f"no generated case has --only {topic.key}"):
             asked[topic].check()
 
@@ -121,7 +139,7 @@ def drawn(options: SearchOptions, blocks: int) -> list[Case]:
 
 @pytest.mark.parametrize("feature", rows(CONSTANT, 6))
 def test_every_generated_case_has_a_feature_of_its_engine(feature: str) -> None:
-    for case in drawn(SearchOptions(only=(feature,)), 4):
+    for case in drawn(SearchOptions(only=(feature,)), 2):
         assert has(case, feature)
         check_case(case, "generated")
 
@@ -148,6 +166,10 @@ def test_two_features_that_no_case_has_are_named() -> None:
     options = SearchOptions(only=("llama-tiny", "trees", "rejection"), left_out=("stream",))
     with pytest.raises(InputError, match=r"no generated case has --only trees and --only rejection\n"):
         options.check()
+
+
+@pytest.mark.long
+def test_a_feature_that_no_case_has_in_a_mode_is_named_with_the_mode() -> None:
     with pytest.raises(InputError, match=r"no generated case has --only plain-decode with --tp 2\n"):
         SearchOptions(only=("plain-decode",), run=RunSpec(mode=Mode(tp=2))).check()
 

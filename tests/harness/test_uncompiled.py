@@ -56,6 +56,7 @@ def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_ask
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_set_on_the_compiler_before_it_is_loaded_is_set_on_the_compiler() -> None:
     done = imported.run(["-c", SET], Path.cwd(), os.environ)

@@ -76,9 +76,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @on("unchanged")
 def test_an_unchanged_copy_is_equal_and_the_header_names_its_file(tree: Path) -> None:
-    """By the front door: what it ends with is the exit code of the process."""
-    words = ["-m", "eagletwin", "kernels", "_draft_extend_inputs_kernel", "--sglang", str(tree)]
-    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
+    done = run("_draft_extend_inputs_kernel", "--sglang", str(tree))
     assert done.returncode == 0, done
     assert done.stdout.splitlines()[0].endswith(f"  {tree}/sglang/__init__.py")
     assert re.search(rf"^EQUAL +{INPUTS} +120 examples, 1 of 1 planted fault caught$", done.stdout, re.MULTILINE)
@@ -98,6 +96,7 @@ def test_a_wrong_function_of_a_tree_diverges_with_the_smallest_case(tree: Path) 
     assert f"again    eagletwin kernels '{INPUTS}' --sglang {tree}" in report
 
 
+@pytest.mark.long
 @on("wrong")
 def test_pytest_runs_the_tree_that_is_named_and_says_where_it_lies(tree: Path) -> None:
     words = ["-m", "pytest", "tests/kernels/test_commit.py", "-n", "0", "-k", "gets and its and inputs"]

@@ -268,6 +268,7 @@ def test_a_pair_that_is_there_needs_no_gpu(made: list[str]) -> None:
     assert made == ["cpu"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_training_imports_prints_nothing_as_the_command_ends(tmp_path: Path) -> None:
     """Transformers imports Triton, whose bindings report objects that the interpreter does not collect."""

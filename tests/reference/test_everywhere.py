@@ -1,6 +1,7 @@
 """Drafting behind every position of a text, against drafting behind each."""
 
 import functools
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from eagletwin.reference.chain import Chain, draft_chain
 from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
+
+from ..rows import spread
 
 SAME = 1e-9  # float64, of logits of a few units
 LENGTH = 21
@@ -32,8 +35,14 @@ def _alone(name: str, committed: int, num_steps: int) -> Chain:
     return draft_chain(head, tokens[: committed + 1], hidden, num_steps, drafted=follow)
 
 
-@pytest.mark.parametrize("block", [1, 4, 7, 64])
-@pytest.mark.parametrize("name", sorted(name for name in RECIPES if not (RECIPES[name].mtp_layers or RECIPES[name].frozen)))
+@pytest.mark.parametrize(
+    ("name", "block"),
+    spread(
+        product(sorted(name for name in RECIPES if not (RECIPES[name].mtp_layers or RECIPES[name].frozen)), [7, 1, 4, 64]),
+        lambda row: row[0],
+        lambda row: row[1],
+    ),
+)
 def test_a_chain_behind_every_position_is_the_chain_behind_each(name: str, block: int) -> None:
     head, num_steps = model_pair(name).reference_head(RECIPES[name]), 3
     tokens, hidden = _text(name)

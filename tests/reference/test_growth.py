@@ -15,6 +15,8 @@ from eagletwin.reference.growth import Growth, View, best_of, candidates, draft_
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, grow_rounds
 
+from ..rows import spread
+
 # Both forms do the same float64 sums in another order; rows are of size 1 to 10.
 SAME = 1e-11
 
@@ -109,9 +111,19 @@ def test_the_views_part_from_the_third_step_on() -> None:
     assert (true.handed_on[1] - slots.handed_on[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("view", ["true_tree", "slot_layout"])
-@pytest.mark.parametrize(("topk", "num_steps"), [(1, 1), (1, 4), (2, 3), (3, 5), (8, 2), (4, 1)])
-@pytest.mark.parametrize("name", sorted(name for name in RECIPES if not (RECIPES[name].mtp_layers or RECIPES[name].frozen)))
+@pytest.mark.parametrize(
+    ("name", "topk", "num_steps", "view"),
+    spread(
+        (
+            (name, topk, num_steps, view)
+            for name in sorted(name for name in RECIPES if not (RECIPES[name].mtp_layers or RECIPES[name].frozen))
+            for topk, num_steps in ((3, 5), (1, 1), (1, 4), (2, 3), (8, 2), (4, 1))
+            for view in ("slot_layout", "true_tree")
+        ),
+        lambda row: row[0],
+        lambda row: row[1:],
+    ),
+)
 def test_all_rounds_at_once_equal_each_round_by_itself(name: str, topk: int, num_steps: int, view: View) -> None:
     """Requests of different lengths, with rounds in no order, one request without any, and one with a single row."""
     requests = [_request(name, length, seed) for seed, length in enumerate((9, 2, 30, 4))]
