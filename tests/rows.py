@@ -14,12 +14,13 @@ def rows(values: Iterable[Any], quick: int = 1) -> list[Any]:
 def spread(values: Iterable[Any], *kinds: Callable[[Any], object]) -> list[Any]:
     """values for `parametrize`: each is long of which an earlier one has every kind.
 
-    kinds: functions of a value. `make test` runs each kind at least once, `make quality` the other rows.
+    kinds: functions of a value; without any, the first value stays. `make test` runs each kind at least once, `make quality`
+    the other rows.
     """
     seen: set[tuple[int, object]] = set()
     found = []
     for value in values:
-        own = {(number, kind(value)) for number, kind in enumerate(kinds)}
+        own = {(number, kind(value)) for number, kind in enumerate(kinds)} or {(0, None)}
         found.append(_marked(value, pytest.mark.long) if own <= seen else value)
         seen |= own
     return found

@@ -11,6 +11,8 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
+
 TRACES = ("busy_trace", "tree_trace", "sampled_trace", "states_trace")
 # What the busy case is changed to, for stages and numbers that it does not have.
 SETTINGS: dict[str, dict[str, object]] = {
@@ -45,7 +47,9 @@ def test_no_trace_is_equal_without_one_of_its_numbers(request: pytest.FixtureReq
     assert _equal_without(request.getfixturevalue(fixture)) == []
 
 
-@pytest.mark.parametrize("changed", [*SETTINGS, "windows", "an abort in a step"])
+@pytest.mark.parametrize(
+    "changed", spread([*SETTINGS, "windows", "an abort in a step"], lambda changed: changed in ("windows", "adaptive"))
+)
 def test_nor_where_there_are_more_of_them(
     host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory, changed: str
 ) -> None:

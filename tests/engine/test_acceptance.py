@@ -153,7 +153,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("name", spread(ALIKE, lambda name: "untold"))
+@pytest.mark.parametrize("name", spread(ALIKE))
 def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host, tmp_path: Path, name: str) -> None:
     """A healthy worker: over HTTP, and in what a server would have recorded of each request."""
     steps, chunk, prompts, arrive, told = ALIKE[name]
@@ -183,6 +183,7 @@ def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host
     assert causes == dict.fromkeys(weighed.keys() - told, "rows of another request")
 
 
+@pytest.mark.long
 def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: Host, tmp_path: Path) -> None:
     """A healthy worker whose layers meet the refused drafts of an earlier answer, as the next turn of a chat does."""
     shape, first = Shape(3, 1, 4), case_of("llama-mtp-chain", Shape(3, 1, 4))

@@ -30,6 +30,7 @@ def test_what_every_sglang_imports_of_others_is_imported_once(host: Host) -> Non
     assert not zygote.is_running()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_zygote_ends_with_its_ancestor_and_the_next_case_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefork, "_standing", None)

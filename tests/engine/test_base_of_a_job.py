@@ -27,6 +27,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> History:
     return history
 
 
+@pytest.mark.long
 def test_a_job_says_which_of_the_functions_that_differ_from_its_base_ran(checkout: History, tmp_path: Path) -> None:
     words = ("compare", checkout.path, "--minutes", "0", "--ledger", "26329")
     done = eagletwin(*words, "--base", "HEAD^", cwd=tmp_path)

@@ -51,6 +51,7 @@ def changed_host(both: Path) -> Iterator[Host]:
         yield host
 
 
+@pytest.mark.long
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 125, done
@@ -225,7 +226,8 @@ def test_a_release_says_nothing_of_changes(host: Host, busy_case: Case, tmp_path
     assert b"differs" not in (tmp_path / "trace.json").read_bytes()
 
 
-@pytest.mark.parametrize("kernels", ["fast", *long("interpreter")])
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["fast", "interpreter"])
 def test_kernels_count_as_run_when_they_are_launched(kernel_host: Host, tmp_path: Path, kernels: Kernels) -> None:
     case = LEDGER["25015"].case
     trace = kernel_host.engine(case, kernels=kernels).run(case, tmp_path)

@@ -49,6 +49,7 @@ def test_a_fix_whose_lines_a_case_does_not_run_says_nothing_of_it(tmp_path: Path
     assert "none of its changed statements ran: sglang/srt/speculative/eagle_worker_v2.py:" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_prove_prints_both_proofs_and_exits_0(tmp_path: Path) -> None:
     done = eagletwin("prove", "25015", "26329", cwd=tmp_path)
     assert done.returncode == 0, done
@@ -175,6 +176,7 @@ def test_a_closed_stdout_never_reads_as_a_divergence(tmp_path: Path) -> None:
     assert int(done.stderr.rpartition("code ")[2]) in (0, 141), done
 
 
+@pytest.mark.long
 def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> None:
     eagletwin("check", "25015", cwd=tmp_path)  # the cache is filled: the limit below is for the trace alone
     command = f"ulimit -f 4; exec {shlex.quote(sys.executable)} -P -m eagletwin check 26329"  # 4 KiB a file

@@ -66,8 +66,9 @@ def compare(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return eagletwin("compare", *words, cwd=cwd)
 
 
-def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path, tmp_path: Path) -> None:
-    done = compare(installed("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", "1", cwd=tmp_path)
+@pytest.mark.parametrize("minutes", ["0", *long("1")])
+def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path, tmp_path: Path, minutes: str) -> None:
+    done = compare(installed("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", minutes, cwd=tmp_path)
     assert done.returncode == 1, done
     assert done.stdout.startswith("1 NEWLY BROKEN  HEAD ")
     said = " ".join(done.stdout.split())
@@ -82,12 +83,14 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     [broken] = facts["broken"]
     [name] = broken["cases"]
     assert f"draft.input_ids (draft.extend), 1 case: {name} HEAD: draft.input_ids at draft.extend, round" in said
-    assert f'href="broken-{name}/minimal/report.html"' in (kept / "report.html").read_text(encoding="utf-8")
     folder = kept / f"broken-{name}"
     for name in ("case.json", "trace.json", "verdict.json", "repro.py", "report.html", "sglang.patch", "replay-2"):
         assert (folder / name).exists(), name
     example = broken["example"]
-    assert (broken["rule"], example["looks"] > 0) == ("draft.input_ids", True)
+    assert (broken["rule"], example["looks"] > 0) == ("draft.input_ids", minutes != "0")
+    if minutes == "0":
+        return
+    assert f'href="{folder.name}/minimal/report.html"' in (kept / "report.html").read_text(encoding="utf-8")
     found, small = (json.loads((place / "case.json").read_text()) for place in (folder, folder / "minimal"))
     assert len(json.dumps(small | {"name": ""})) < len(json.dumps(found | {"name": ""}))
     assert Path(example["folder"]) == (folder / "minimal").relative_to(tmp_path)

@@ -51,6 +51,7 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     assert said in " ".join((tmp_path / "compare" / "report.html").read_text(encoding="utf-8").split())
 
 
+@pytest.mark.long
 def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_fault_in_moving_latent_rows_is_named(run: Runner, tree: Case, fault: 
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 def test_a_node_that_is_certain_is_selected_without_its_parent(run: Runner) -> None:
     """Live: docs/findings/certain-node. Candidate 6 has probability 1 behind candidate 1, and so the same value; of equal
     values torch.topk takes any. A stable order takes parents first, whose numbers are smaller."""
@@ -271,6 +272,7 @@ def test_a_node_that_is_certain_is_selected_without_its_parent(run: Runner) -> N
     assert verdict.status == "equal", verdict
 
 
+@pytest.mark.long
 def test_a_read_of_an_unwritten_latent_row_is_seen(run: Runner, chain: Case) -> None:
     """A first chunk of the draft leaves its first row unwritten: its readers read poison, which no rule on inputs can see."""
     fault = Edit(

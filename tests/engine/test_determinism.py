@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.host import Host
@@ -25,6 +26,7 @@ def test_two_fresh_interpreters_give_byte_identical_traces(host: Host, busy_case
         assert first == (tmp_path / "there" / part).read_bytes()
 
 
+@pytest.mark.long
 def test_a_case_gives_the_same_after_nineteen_others(host: Host, busy_case: Case, tmp_path: Path) -> None:
     engine = host.engine(busy_case)
     alone, after = tmp_path / "alone", tmp_path / "after"

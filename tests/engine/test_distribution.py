@@ -5,12 +5,15 @@ docs/records/detection.md has the counts that say something about small ones.
 
 from pathlib import Path
 
+import pytest
+
 from eagletwin.harness.core.mode import CPU
 
 from ..lab.draws.campaign import Portion, share
 from ..lab.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
 
 
+@pytest.mark.long
 def test_the_worker_emits_what_the_target_may(tmp_path: Path) -> None:
     """Rejection sampling, in every way: three tokens of 64 requests."""
     tally = share(Portion(setting="rejection", mode=CPU, number=0, step=1, seconds=0), tmp_path)

@@ -11,6 +11,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.families.valid import check_case
 
+from ..rows import long
 from .conftest import Runner
 
 STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.common_template"
@@ -43,7 +44,7 @@ def test_the_release_is_right(run: Runner, case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("case", [CHAIN, TREE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*long(CHAIN), TREE], ids=lambda case: case.name)
 @pytest.mark.parametrize(
     ("match", "replacement"),
     [

@@ -173,7 +173,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("token", sorted(OUTSIDE))
+@pytest.mark.parametrize("token", spread(sorted(OUTSIDE)))
 def test_a_token_outside_the_vocabulary_is_a_divergence_though_the_worker_dies_of_it(
     run: Runner, case: Case, token: str
 ) -> None:

@@ -15,7 +15,6 @@ from eagletwin.harness.page.render import NAME
 
 from ..lab.__main__ import run
 from ..lab.gpu.job import Job
-from ..rows import long
 from . import forked
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,8 @@ def leaking(file: Path) -> Patch:
     )
 
 
-@pytest.mark.parametrize(("leaks", "code"), [(True, 125), *long((False, 0))])
+@pytest.mark.long
+@pytest.mark.parametrize(("leaks", "code"), [(True, 125), (False, 0)])
 def test_gpu_run_of_a_job_that_leaks_state_is_125(
     tmp_path: Path, leaks: bool, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

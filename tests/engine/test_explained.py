@@ -22,6 +22,7 @@ def _job(name: str, *, known: str = "", mend: bool = False) -> Job:
     return Job(name=name, mode=CPU, cases=(LEDGER[name].case,), known=remedies, mend=mend)
 
 
+@pytest.mark.long
 def test_a_bug_that_was_not_foreseen_is_named_by_the_case(tmp_path: Path) -> None:
     done = run_job(_job("input-logprob-id", known="certain-node"), tmp_path)
     assert [(one.status, one.rule, one.known) for one in done.seen] == [("diverged", "output.logprobs", "input-logprob-id")]

@@ -66,6 +66,7 @@ def test_a_patch_that_does_not_fit_is_refused_as_ever(host: Host) -> None:
         host.engine(case, (unfit,))
 
 
+@pytest.mark.long
 def test_a_forked_engine_ends_with_the_one_it_comes_from_and_comes_again(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     case, released, forked = engines(hosts[0], "certain-node")
     before = trace(forked, case, tmp_path / "before")

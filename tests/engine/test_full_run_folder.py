@@ -15,6 +15,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families.valid import read_case
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_was_found_is_kept_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -105,13 +105,14 @@ def test_it_is_equal_and_the_draft_writes_nothing(run: Runner, case: Case) -> No
     assert not verdict.checked.get("draft.scratch_kv", 0)
 
 
-@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED)))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
     _, verdict = run(CHAIN, Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
+@pytest.mark.long
 def test_a_window_that_ends_is_a_row_short_in_the_draft_and_whole_with_the_remedy(run: Runner) -> None:
     """Live: PR 32087. The remedy is right in a chain and, but for what `tree-window` says, in a tree."""
     entry = LEDGER["decode-window"]

@@ -11,6 +11,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 ENTRY = LEDGER["host-abort"]
@@ -50,7 +51,14 @@ def test_rows_that_are_locked_for_their_copy_alone_are_no_reason(run: Runner) ->
 
 @pytest.mark.parametrize(
     "changed",
-    [{"host_pages": 0}, {"max_total_tokens": 128}, {"host_policy": "write_back"}, {"host_policy": "write_through_selective"}],
+    spread(
+        [
+            {"host_pages": 0},
+            {"max_total_tokens": 128},
+            {"host_policy": "write_back"},
+            {"host_policy": "write_through_selective"},
+        ]
+    ),
     ids=str,
 )
 def test_it_takes_rows_under_way_and_a_pool_that_they_nearly_fill(run: Runner, changed: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ from eagletwin.harness.core.case import Case, Event, Grammar, Request
 from eagletwin.harness.core.grammar import word
 from eagletwin.harness.core.patch import Edit
 
-from ..rows import spread
+from ..rows import long, spread
 from .conftest import Runner
 
 REMEDY = LEDGER["grammar-end"].remedy
@@ -107,7 +107,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("case", [*long(CHAIN), TREE], ids=["chain", "tree"])
 def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, case: Case) -> None:
     _, verdict = run(case, *FIXED)
     assert verdict.status == "equal", verdict
@@ -125,6 +125,7 @@ def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     assert all(counts.values()), counts
 
 
+@pytest.mark.long
 def test_a_greedy_request_with_a_grammar_shows_a_retracted_chunk_s_tail_as_well(run: Runner) -> None:
     """Its first token is an `a`. When it comes back its grammar wants a `c`, and the target gives one behind the prompt too."""
     entry = LEDGER["retracted-chunk-tail"]

@@ -94,6 +94,7 @@ def test_with_the_candidate_fixes_all_is_equal_and_it_mattered(run: Runner, case
     assert {"constrained", "grammar_refuses"} <= {*verdict.exercised}
 
 
+@pytest.mark.long
 def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "llguidance"}
     block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))

@@ -193,12 +193,14 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        "device_kv_buffers = device_kv_buffers[1:]",
-        "host_indices = host_indices[1:]",
-        "host_indices = host_indices + 10**6",
-        "device_indices = device_indices - 10**6",
-    ],
+    spread(
+        [
+            "device_kv_buffers = device_kv_buffers[1:]",
+            "host_indices = host_indices[1:]",
+            "host_indices = host_indices + 10**6",
+            "device_indices = device_indices - 10**6",
+        ]
+    ),
 )
 def test_what_no_copy_can_take_is_the_crash_of_who_hands_it_over(run: Runner, change: str) -> None:
     _, verdict = run(case(), _before_a_backup(change))

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Case, tuple[Edit, ...]]] = {
 LEFT_OUT = {"output.grammar": 1, "output.tokens": 1, "output.finish": 1, "output.counts": 7, "output.stream": 3}
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", spread(sorted(CASES), lambda name: name in ("sampled", "with plain decode")))
 def test_what_cannot_be_is_not_judged_and_the_verdict_says_so(run: Runner, name: str) -> None:
     case, edits = CASES[name]
     trace, verdict = run(case, *edits)
@@ -199,14 +199,18 @@ def test_where_nothing_that_a_request_was_sent_could_be_right_the_case_says_so_o
 
 @pytest.mark.parametrize(
     "case",
-    [
-        _without(FORBIDDEN_FIRST, processor=None),
-        _without(FORBIDDEN_FIRST, grammar=None),
-        _without(FORBIDDEN_FIRST, sampling=None),
-        _without(FORBIDDEN_FIRST, sampling=Sampling()),
-        _without(HELD_BACK.requests[0], min_new_tokens=0),
-        replace(REFUSED.case, requests=(replace(REFUSED.case.requests[0], processor=None, grammar=Grammar(rules=("d*",))),)),
-    ],
+    spread(
+        [
+            _without(FORBIDDEN_FIRST, processor=None),
+            _without(FORBIDDEN_FIRST, grammar=None),
+            _without(FORBIDDEN_FIRST, sampling=None),
+            _without(FORBIDDEN_FIRST, sampling=Sampling()),
+            _without(HELD_BACK.requests[0], min_new_tokens=0),
+            replace(
+                REFUSED.case, requests=(replace(REFUSED.case.requests[0], processor=None, grammar=Grammar(rules=("d*",))),)
+            ),
+        ]
+    ),
     ids=["no processor", "no grammar", "greedy", "neither top_p nor top_k nor min_p", "no min_new_tokens", "it may go on"],
 )
 def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:

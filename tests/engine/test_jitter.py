@@ -19,6 +19,7 @@ from eagletwin.harness.judge.judge import judge
 from ..lab.bench.workload import rate_case
 from ..lab.gpu.missing_waits import HIDDEN, WAITS
 from ..lab.gpu.races import TOLD, race, raced, told
+from ..rows import spread
 
 
 class _Cuda:
@@ -173,7 +174,7 @@ def test_a_run_that_does_not_end_is_a_race(overlapped: Host, tmp_path: Path) -> 
     assert (run.differs, run.points, run.compared) == ("hung no end", 9, 0)
 
 
-@pytest.mark.parametrize("patch", WAITS + HIDDEN, ids=lambda patch: str(patch.name))
+@pytest.mark.parametrize("patch", spread(WAITS + HIDDEN), ids=lambda patch: str(patch.name))
 def test_missing_waits_fit_the_release_and_are_none_on_a_cpu(overlapped: Host, tmp_path: Path, patch: Patch) -> None:
     case = rate_case(1, 1)
     trace = _run(overlapped, case, tmp_path / "run", (patch,))

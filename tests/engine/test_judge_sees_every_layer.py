@@ -9,6 +9,7 @@ from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .changes import Change, bump, nan, nudge, of_keys, of_values, shorten, without
 
 # (stage, tensor, change, rule that must name it first); of the tensor's own layer, or of the layer's part of it
@@ -56,7 +57,7 @@ def test_the_trace_itself_is_equal(trace: Trace) -> None:
         assert feature in verdict.exercised
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", spread([0, 1, 2]))
 @pytest.mark.parametrize(("stage", "tensor", "change", "rule"), INNER_CHANGES)
 def test_a_changed_input_of_a_layer_is_found_and_named(
     trace: Trace, stage: str, tensor: str, change: Change, rule: str, layer: int

@@ -28,6 +28,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .planted_trees import plant
 
 TAIL = LEDGER["multi-layer-chunk-tail-2"]
@@ -103,7 +104,7 @@ SHORT_ROWS = Edit(
 )
 
 
-@pytest.mark.parametrize(("num_steps", "known"), [(4, []), (5, [OVERFLOW.id])])
+@pytest.mark.parametrize(("num_steps", "known"), [(4, []), *long((5, [OVERFLOW.id]))])
 def test_what_a_remedy_makes_equal_is_new_where_the_sglang_without_the_change_is_right(
     host: Host, num_steps: int, known: list[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     assert shown.signature.rule == "draft.positions"
 
 
+@pytest.mark.long
 def test_a_known_bug_is_mended_in_the_cases_that_may_show_it(host: Host) -> None:
     """The cases of a block with min_p run with the remedy of `min-p`; those of them that ask for none could not show it."""
     asked = Asked(held={"model": "llama-tiny", "topk": 1}, sampling="target", asks=("min_p",))
@@ -294,6 +296,7 @@ def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_ou
     assert mends.trials((TAIL,)).look(TWO).verdict.rule == second.rule
 
 
+@pytest.mark.long
 def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
     backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
     edit = Edit(target=f"{WORKER}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))

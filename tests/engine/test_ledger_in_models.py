@@ -56,6 +56,7 @@ def test_other_prompts_are_tried_and_other_bugs_mended(host: Host, tmp_path: Pat
     assert other.proof.entry.case.requests != LEDGER["26997-kv"].case.requests
 
 
+@pytest.mark.long
 def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,11 @@ import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, SGLangSettings
 
+from ..rows import long
 from .conftest import Runner
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("chunk", [16, 64])
+@pytest.mark.parametrize(("chunk", "page_size"), [(16, 1), (16, 16), (64, 4), *long((16, 4), (64, 1), (64, 16))])
 def test_output_and_rounds_do_not_depend_on_pages_chunks_or_the_cache(
     run: Runner, busy_case: Case, page_size: int, chunk: int
 ) -> None:

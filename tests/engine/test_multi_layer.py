@@ -29,7 +29,7 @@ from .plain import PLAIN
 
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 MODELS = ("llama-mtp", "llama-mtp-chain")
-BOTH = pytest.mark.parametrize("model", MODELS)
+BOTH = pytest.mark.parametrize("model", ["llama-mtp-chain", *long("llama-mtp")])
 # "step" of the worker's two loops over the layers -> its assignment of the layer's pools to the batch (PR #22954)
 SWAPS = [
     Edit(
@@ -117,7 +117,7 @@ def test_the_chunk_tail_is_as_wrong_in_the_classes_of_two_model_families(host: H
     assert found == {"none": [[2], [1, 2], [0, 1, 2]], "one": [[], [2], [1, 2]], "all": [[], [], []]}
 
 
-@pytest.mark.parametrize("entry", [TWO, THREE], ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", [*long(TWO), THREE], ids=lambda entry: entry.id)
 def test_a_token_for_the_first_layer_alone_leaves_every_other_wrong(host: Host, tmp_path: Path, entry: Entry) -> None:
     """Of layer k, rows K-1-k..K-1 are wrong without any fix; with the one-token fix all but the first of them."""
     layers, found = range(entry.case.num_steps), {}
@@ -196,7 +196,7 @@ _CALLS = {
 }
 
 
-@pytest.mark.parametrize("model", ["llama-mtp-chain", "mimo-v2"])
+@pytest.mark.parametrize("model", ["llama-mtp-chain", *long("mimo-v2")])
 def test_a_read_of_a_pool_of_the_batch_would_fail(host: Host, tmp_path: Path, model: str) -> None:
     """`replace()` in the prefill loop drops both attributes, and the loop after verify keeps them: it makes no difference."""
     mines = [

@@ -14,6 +14,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .older import BUSY, PROMPT, host_of
 
 RELEASE = "0.5.12.post1"
@@ -118,7 +119,7 @@ STRIDE = Edit(
 )
 
 
-@pytest.mark.parametrize("part", ["kv", "tokens", "hidden", "bonus"])
+@pytest.mark.parametrize("part", ["kv", *long("tokens", "hidden", "bonus")])
 def test_a_tree_that_the_v2_worker_gets_by_hand_is_right_once_its_path_is_moved(old: Host, part: str, tmp_path: Path) -> None:
     """So what `prove --releases` sees there is the pull request's bug, and nothing that building it by hand has broken."""
     entry = LEDGER[f"26997-{part}"]

@@ -85,6 +85,7 @@ def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(over
     assert judge(trace).status == "equal"
 
 
+@pytest.mark.long
 def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(overlapped: Host, tmp_path: Path) -> None:
     """`c` finds no slots and is retracted when its prompt has just been prefilled to the end, before its first token is seen.
     Prefilled again, the layers look ahead to the end of the prompt and no further: nobody knows that token."""

@@ -103,6 +103,7 @@ def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(
     assert green.status == "equal"
 
 
+@pytest.mark.long
 def test_a_round_that_a_retraction_lost_is_judged_by_what_was_sent_when_it_began(overlapped: Host, tmp_path: Path) -> None:
     """`c` committed two tokens in round 1, which was lost. Round 2 began behind the first of them, which counts there."""
     settings = SGLangSettings(max_total_tokens=152)

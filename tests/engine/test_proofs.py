@@ -120,6 +120,7 @@ def test_a_finding_that_a_remedy_of_the_ledger_makes_equal_is_named(host: Host, 
     assert "It may be retracted-chunk-tail: with its remedy this case is equal" in outcome.report
 
 
+@pytest.mark.long
 def test_a_finding_that_no_remedy_makes_equal_is_named_by_none(host: Host, tmp_path: Path) -> None:
     entry = LEDGER["26329"]
     patches = entry.red.patches

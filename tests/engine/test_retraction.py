@@ -5,13 +5,14 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 
+from ..rows import spread
 from .conftest import Runner
 
 # (num_steps, page_size, radix cache, pool): SGLang's admission leaves out what speculation reserves, and so must retract.
 TIGHT = [(5, 4, False, 64), (5, 4, True, 64), (16, 1, False, 128), (16, 1, True, 128)]
 
 
-@pytest.mark.parametrize(("num_steps", "page_size", "radix_cache", "pool"), TIGHT)
+@pytest.mark.parametrize(("num_steps", "page_size", "radix_cache", "pool"), spread(TIGHT, lambda row: row[1]))
 def test_a_retracted_request_is_equal(run: Runner, num_steps: int, page_size: int, radix_cache: bool, pool: int) -> None:
     requests = tuple(
         Request(id=f"q{n}", prompt=tuple((17 * n + 31 * i + 5 * i * n) % 96 for i in range(5 + n)), max_new_tokens=8)

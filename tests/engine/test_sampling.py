@@ -11,7 +11,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 
-from ..rows import spread
+from ..rows import long, spread
 from .conftest import Runner
 
 UTILS = "sglang.srt.speculative.eagle_utils"
@@ -296,7 +296,7 @@ def test_single_coins_that_are_drawn_too_rarely_are_seen(drawn: Trace, tensor: s
     assert "verify.coins" in {verdict.rule, *verdict.later}, verdict
 
 
-@pytest.mark.parametrize(("tensor", "values"), [("final_coins", (0.0, 0.9999)), ("coins", (0.9999999,))])
+@pytest.mark.parametrize(("tensor", "values"), [*long(("final_coins", (0.0, 0.9999))), ("coins", (0.9999999,))])
 def test_other_coins_would_have_decided_otherwise(drawn: Trace, tensor: str, values: tuple[float, ...]) -> None:
     """Of each round of a request; but for some in which no coin decides (p > q)."""
     rounds = [n for n, record in enumerate(drawn.header.records) if record.stage == "verify" and record.request == "r0"]

@@ -192,6 +192,7 @@ def test_a_flush_in_a_pause_takes_the_rows_of_a_session_whose_next_request_waits
     assert judge(Trace(header, lost.tensors)).rule == "session.rows"
 
 
+@pytest.mark.long
 def test_with_overlap_a_flush_when_an_end_is_seen_takes_the_rows_of_its_session(overlapped: Host, tmp_path: Path) -> None:
     """No batch ran in the iteration before. Without overlap one did, and SGLang refuses the flush."""
     patches = (Patch(name="remedies", edits=REMEDIES),)
@@ -320,7 +321,7 @@ BEHIND: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("end", sorted(BEHIND))
+@pytest.mark.parametrize("end", spread(sorted(BEHIND)))
 def test_the_last_state_is_that_of_the_last_token_that_is_sent_with_the_candidate_fix(run: Runner, end: str) -> None:
     [request] = HIDDEN.case.requests
     request = replace(request, **BEHIND[end])

@@ -85,6 +85,7 @@ def test_a_tree_that_does_not_import_is_unknown_and_the_line_is_named(tmp_path: 
     assert "NOTHING LOOKED AT" in done.stdout
 
 
+@pytest.mark.long
 def test_a_commit_that_changes_neither_size_nor_time_of_a_file_is_run(checkout: Path, tmp_path: Path) -> None:
     """Python would take the bytecode of the commit before."""
     subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 
+from ..rows import spread
 from .conftest import Runner
 from .test_states import BATCH, POOL
 
@@ -48,7 +49,7 @@ def kernels_of(section: str) -> Iterator[str]:
         yield from re.findall(r"`(\w+)`", row.partition("|")[0])
 
 
-@pytest.mark.parametrize("model", SECTIONS)
+@pytest.mark.parametrize("model", spread(SECTIONS))
 def test_the_table_is_what_ran_in_the_fast_runtime(run: Runner, states_case: Case, tmp_path: Path, model: str) -> None:
     settings = SGLangSettings(max_total_tokens=256, max_running_requests=2, radix_cache=True)
     case = replace(states_case, model=model, engine=replace(states_case.engine, sglang=settings), exercises=())

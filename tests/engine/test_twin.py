@@ -78,6 +78,7 @@ def test_who_stops_waiting_leaves_no_answer_for_the_next_case(eagletwin: Twin) -
         assert eagletwin.check(case(name)).status == "equal"
 
 
+@pytest.mark.long
 def test_a_session_may_idle_and_pause_for_long(eagletwin: Twin) -> None:
     live = eagletwin.start(case("idle", new=1))
     for _ in range(40):

@@ -84,6 +84,7 @@ def test_judging_the_trace_again_says_it_as_well(
     assert LINE in re.sub(r"\s+", " ", capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_a_proof_of_a_rule_of_kernels_does_not_hold_where_a_kernel_was_not_checked(host: Host, tmp_path: Path) -> None:
     entry: Entry = LEDGER["indices-overflow"]
     assert entry.remedy is not None

@@ -35,18 +35,18 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
         return verdict if ran % every else msgspec.structs.replace(verdict, status="unknown", undecided=True, reason=reason)
 
     monkeypatch.setattr("eagletwin.harness.check.trials.judge", sometimes)
-    plan = Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz", asked=GREEDY)
+    plan = Plan(seed=2, seconds=1e9, max_cases=10, shrink_seconds=0.0, command="eagletwin fuzz", asked=GREEDY)
     looking = Fuzz(Trials(host), tmp_path, plan)
     found = list(looking.search())
     assert not found
-    assert (looking.tally.cases, looking.tally.undecided) == (20, 20 // every)
+    assert (looking.tally.cases, looking.tally.undecided) == (10, 10 // every)
     [aside] = looking.asides.values()
-    assert (aside.undecided, aside.cases) == (True, 20 // every)
+    assert (aside.undecided, aside.cases) == (True, 10 // every)
     assert read_case(aside.example).requests
     text = text_of(document_of(write_summary(tmp_path, looking, found), tmp_path), 400, verbose=True)
     assert text.startswith(word)
-    share = f"The reference could not decide {20 // every} of them ({100 // every}%)"
+    share = f"The reference could not decide {10 // every} of them ({100 // every}%)"
     assert share + ("." if code == 0 else ", more than the 10% that may be.") in text
-    assert re.search(rf"unknown \(# of # choices are ties\) +│ {20 // every} +│ undecided +│ set-aside/1-", text)
+    assert re.search(rf"unknown \(# of # choices are ties\) +│ {10 // every} +│ undecided +│ set-aside/1-", text)
     assert exit_code(looking, found) == code
-    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["tally"]["undecided"] == 20 // every
+    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["tally"]["undecided"] == 10 // every

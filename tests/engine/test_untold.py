@@ -15,6 +15,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.store import checkpoints
 
 from ..deserved.started import STARTED
+from ..rows import spread
 from .recorded import integers_of
 from .test_acceptance import case_of, pair_of
 
@@ -48,7 +49,7 @@ def causes(those: list[Weighed]) -> set[str]:
     return {"" if one.untold is None else one.untold.cause for one in those}
 
 
-@pytest.mark.parametrize(("shape", "cause"), [(CHAIN, ""), (TREE, "a round lost")])
+@pytest.mark.parametrize(("shape", "cause"), spread([(CHAIN, ""), (TREE, "a round lost")]))
 def test_a_round_that_a_retraction_lost_is_untold_of_a_tree(host: Host, tmp_path: Path, shape: Shape, cause: str) -> None:
     found = weighed(pair_of("llama-tiny"), recordings(host, tmp_path, "llama-tiny", shape, Event(at=3, kind="retract")))
     assert cause in causes(found)
@@ -66,7 +67,7 @@ def test_a_token_that_a_second_prefill_gave_is_no_draft_that_the_last_round_acce
     assert not any(one.divergences for one in found)
 
 
-@pytest.mark.parametrize(("steps", "dtype"), [(3, "float32"), (1, "bfloat16")])
+@pytest.mark.parametrize(("steps", "dtype"), spread([(3, "float32"), (1, "bfloat16")]))
 def test_trees_of_several_layers_are_untold(host: Host, tmp_path: Path, steps: int, dtype: str) -> None:
     target, draft = map(str, checkpoints("llama-mtp"))
     pair = load_served(target, draft, replace(STARTED, dtype=dtype), "cpu")
@@ -90,7 +91,7 @@ def as_if_sampled(trace: Trace) -> Trace:
     return Trace(replace(trace.header, case=replace(case, requests=requests)), trace.tensors)
 
 
-@pytest.mark.parametrize(("steps", "cause"), [(3, "16 bits"), (1, "")])
+@pytest.mark.parametrize(("steps", "cause"), spread([(3, "16 bits"), (1, "")]))
 def test_layers_that_are_fed_drafts_are_untold_in_16_bits(host: Host, tmp_path: Path, steps: int, cause: str) -> None:
     """One layer that proposes is fed none: of it all can be told."""
     target, draft = map(str, checkpoints("llama-mtp"))

@@ -70,7 +70,8 @@ def test_new_weights_reach_target_and_draft(run: Runner, path: WeightPath) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "path"), spread([(fault, path) for fault, (paths, _, _) in PLANTED.items() for path in paths], lambda row: row[0])
+    ("fault", "path"),
+    spread([(fault, path) for fault, (paths, _, _) in PLANTED.items() for path in paths], lambda row: PLANTED[row[0]][2]),
 )
 def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str, path: WeightPath) -> None:
     _, edit, rule = PLANTED[fault]

@@ -168,7 +168,7 @@ def test_a_fault_of_windows_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-@pytest.mark.parametrize("fault", spread(OF_ROWS, lambda fault: OF_ROWS[fault][-1]))
+@pytest.mark.parametrize("fault", spread(OF_ROWS, lambda fault: OF_ROWS[fault][0]))
 def test_a_fault_in_rows_of_windows_is_named(run: Runner, fault: str) -> None:
     model, edits, rule = OF_ROWS[fault]
     _, verdict = run(msgspec.structs.replace(TURNS, model=model, exercises=()), *edits)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.case import Case, Request, encode_case, pretty_case
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import decode_case, read_case
-
-from .doors import opened
 
 GOOD: dict[str, Any] = {
     "name": "good",
@@ -256,12 +256,15 @@ def test_cases_that_sample_have_an_engine_of_their_own_whatever_their_coins() ->
     assert decode_case(with_request(sampling={"top_k": 1}), "x").sampled(name) is None  # the one best: as SGLang sees it too
 
 
-def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:
+def test_the_command_ends_in_128_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.json").write_bytes(changed(num_steps=0))
-    done = opened(["-m", "eagletwin", "check", "bad.json", "--out", "runs"], tmp_path)
-    assert done.returncode == 128
-    assert "num_steps" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert guarded(lambda: typed(["check", "bad.json", "--out", "runs"])) == 128
+    said = capsys.readouterr().err
+    assert "num_steps" in said
+    assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
 
 

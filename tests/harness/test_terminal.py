@@ -16,7 +16,7 @@ from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.page.text import print_table
 
-from ..rows import rows
+from ..rows import long, spread
 from . import imported
 
 COMMANDS = ("fuzz", "check", "prove", "bisect")
@@ -68,7 +68,9 @@ def reason(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "columns"), [({}, 80), ({"COLUMNS": "80"}, 80), ({"COLUMNS": "200"}, 200)], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "columns"), [({}, 80), ({"COLUMNS": "200"}, 200), *long(({"COLUMNS": "80"}, 80))], ids=str
+)
 def test_a_report_is_as_wide_as_the_terminal_and_80_columns_where_there_is_none(
     crashed: str, settings: dict[str, str], columns: int
 ) -> None:
@@ -91,7 +93,7 @@ def test_no_color_is_honoured(crashed: str) -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", typed("judge", crashed, NO_COLOR="1"))
 
 
-@pytest.mark.parametrize("name", rows(COMMANDS))
+@pytest.mark.parametrize("name", spread(COMMANDS))
 def test_help_has_panels_and_breaks_no_choice(name: str) -> None:
     text = piped(name, "--help", COLUMNS="80")
     assert "─ Engine: what runs ─" in text

@@ -180,6 +180,7 @@ def test_the_list_names_every_function_without_an_sglang() -> None:
     assert run("--list", "--sglang", "0.5.22").returncode == 128
 
 
+@pytest.mark.long
 @on("renamed")
 def test_support_says_where_each_function_is_and_why_one_cannot_be_called(tree: Path) -> None:
     done = run("--support", "--sglang", str(tree))

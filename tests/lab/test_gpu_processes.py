@@ -15,7 +15,12 @@ from .gpu.job import Job, JobResult
 from .gpu.jobs import run_plan
 from .gpu.processes import Processes
 
-SLEEPS = [sys.executable, "-c", "import sys, time; print('up', flush=True); time.sleep(600)"]
+# Where the tests run in the background of a shell, it hands on "ignore SIGINT".
+SLEEPS = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); print('up', flush=True); time.sleep(600)",
+]
 
 
 def test_processes_end_with_the_block_and_no_other_one_starts(tmp_path: Path) -> None:
