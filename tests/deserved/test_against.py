@@ -312,6 +312,7 @@ def test_what_rounding_decides_is_no_loss_of_a_server_that_rounds(run: Run) -> N
     assert "Near ties in bfloat16 leave" in done.stdout
 
 
+@pytest.mark.long
 def test_a_server_that_rounds_more_than_its_type_is_found(run: Run) -> None:
     done = run(broken(lambda behaviour: in_bfloat16(behaviour, torch.float8_e4m3fn)))
     assert done.returncode == 1, done

@@ -33,8 +33,6 @@ from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend, draft_extends
 from eagletwin.reference.tree import tree_parents
 
-from ..rows import long
-
 TIE = 2e-4
 # A checkpoint with latent attention, of a layer behind one that keeps a state, or of a draft without rows of its own is not
 # read: `acceptance` refuses it
@@ -157,7 +155,8 @@ def one_round_after_the_other(
     return found
 
 
-@pytest.mark.parametrize("name", ["llama-mtp-chain", *long("llama-mtp")])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llama-mtp-chain", "llama-mtp"])
 def test_rounds_are_followed_as_if_one_after_the_other(name: str) -> None:
     """Through a text of 300 tokens that has some of the drafts, through rounds that an engine would not have made, and behind
     prompts that were read in chunks."""

@@ -141,12 +141,15 @@ def another_scaling(config: dict[str, Any], _: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "change", "name"),
-    [
-        ("llama-eagle3", norms_before_fc, "norm-before-fc"),
-        ("llama-gqa", has_an_embedding, "embedding"),
-        ("llama-gqa", another_theta, "rope"),
-        ("llama-gqa", another_scaling, "rope-scaling"),
-    ],
+    spread(
+        [
+            ("llama-eagle3", norms_before_fc, "norm-before-fc"),
+            ("llama-gqa", has_an_embedding, "embedding"),
+            ("llama-gqa", another_theta, "rope"),
+            ("llama-gqa", another_scaling, "rope-scaling"),
+        ],
+        lambda row: row[0],
+    ),
 )
 def test_what_a_checkpoint_says_and_a_server_ignores_is_named(tmp_path: Path, model: str, change: Change, name: str) -> None:
     named = planted(changed(tmp_path, model, change), name)

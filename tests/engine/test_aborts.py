@@ -197,6 +197,7 @@ def test_a_trace_that_does_not_say_what_was_under_way_is_unknown(released: tuple
         assert (verdict.status, "before the abort of a were not counted" in verdict.reason) == ("unknown", True)
 
 
+@pytest.mark.long
 def test_an_abort_between_chunks_of_a_request_whose_first_token_a_retraction_lost(overlapped: Host, tmp_path: Path) -> None:
     """It was prefilled to its end, and retracted before the token was counted. What it goes on with has the prompt alone, and
     so finds one row less in the cache than its sibling left there; no last chunk tells so, for it is aborted."""

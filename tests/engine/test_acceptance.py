@@ -103,6 +103,7 @@ def test_a_healthy_worker_uses_the_rounds_that_are_deserved(host: Host, tmp_path
         assert one.deserved.fewest <= one.used <= one.deserved.most
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [*long("llama-mtp"), "llama-mtp-chain"])
 def test_what_layers_deserve_depends_on_where_chunks_end(host: Host, tmp_path: Path, model: str) -> None:
     """Arrivals decide where a prompt is cut, and by itself full chunks do. A healthy worker is equal if the cuts are told, and

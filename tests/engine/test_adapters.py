@@ -117,7 +117,7 @@ def kept(case: Case, backend: LoraBackend) -> Case:
     return replace(case, engine=EngineSettings(sglang=replace(case.engine.sglang, lora_backend=backend)))
 
 
-@pytest.mark.parametrize("backend", spread(get_args(LoraBackend), lambda backend: backend == "torch_native"))
+@pytest.mark.parametrize("backend", spread(get_args(LoraBackend)))
 def test_each_request_has_its_own_adapter_in_every_backend(run: Runner, backend: LoraBackend) -> None:
     case = kept(CASE, backend)
     _, verdict = run(case)

@@ -121,6 +121,7 @@ JUMP = EngineSettings(
 )
 
 
+@pytest.mark.long
 def test_slots_that_are_reserved_for_the_steps_of_the_round_before_are_too_few(run: Runner) -> None:
     edit = Edit(
         target="sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",

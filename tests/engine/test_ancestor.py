@@ -19,6 +19,7 @@ def ancestors() -> list[psutil.Process]:
     return [child for child in children if any(word.endswith("processes.ancestor") for word in child.cmdline())]
 
 
+@pytest.mark.long
 def test_what_every_sglang_imports_of_others_is_imported_once(host: Host) -> None:
     host.connection()
     before = ancestors()

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
@@ -9,6 +11,7 @@ from ..lab.gpu.batches import PATHS, path, paths
 from ..lab.gpu.sizes import CONFIGURATIONS, SIZES, every_size
 
 
+@pytest.mark.long
 def test_every_batch_size_takes_every_path_with_overlap_and_without(overlapped: Host, tmp_path: Path) -> None:
     """Batches depend on arrivals alone, so one run of a configuration, with overlap, stands for all engines of it."""
     jobs = every_size()

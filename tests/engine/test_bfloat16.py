@@ -57,6 +57,7 @@ def test_a_busy_case_is_equal_and_near_to_float32(
         assert max(rows.largest for rows in same.rows.values()) == 0 == same.proposed[1] == same.decided[1] == same.requests[1]
 
 
+@pytest.mark.long
 def test_a_retracted_request_s_chunk_tail_is_known_where_rounding_alone_makes_the_target_choose_another_token(
     brains: Host, host: Host
 ) -> None:
@@ -112,6 +113,7 @@ def test_experts_are_followed_where_they_tie_and_swapped_ones_are_a_divergence(b
         assert {(rows.shape[1:], int(rows.max()) < 8) for rows in chosen} == {((1, 2), True)}  # of one layer in each model
 
 
+@pytest.mark.long
 def test_experts_with_biases_and_sinks_are_equal(brains: Host, tmp_path: Path) -> None:
     """SGLang's gpt-oss computes in the type that its checkpoint names: asked for another one, it ends in its first product."""
     case = Case(

@@ -159,6 +159,7 @@ def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plant(tmp_path_factory.mktemp("partly"), ("srt/speculative/eagle_worker_v2.py", *DEAD), WORKER)
 
 
+@pytest.mark.long
 def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path, tmp_path: Path) -> None:
     """A change that no case runs gave the same name, and so 'equal', to whatever lay there."""
     tree = plant(tmp_path / "tree", WORKER)
@@ -193,6 +194,7 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
     assert sum("Changed statements that ran: 0 of 1; not: sglang/" in line for line in listed) == 2
 
 
+@pytest.mark.long
 def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: Path, tmp_path: Path) -> None:
     """What both change, in the same way, is no difference between them."""
     done = eagletwin("compare", idle, both, "--case", "25015", cwd=tmp_path)

@@ -85,6 +85,7 @@ def test_a_configuration_that_sglang_changes_by_itself_is_unknown_and_says_what_
     assert "it changes num_draft_tokens from 10 to 4 without being asked" in done.stdout
 
 
+@pytest.mark.long
 def test_a_number_stands_for_all_its_parts_where_several_can_be(tmp_path: Path) -> None:
     done = eagletwin("prove", "26997", cwd=tmp_path)
     assert done.returncode == 0, done
@@ -122,6 +123,7 @@ def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> 
     assert "eagletwin info doctor" in done.stdout
 
 
+@pytest.mark.long
 def test_doctor_says_that_the_cpu_engine_stands(tmp_path: Path) -> None:
     done = in_a_process("info", "doctor", cwd=tmp_path, COLUMNS="160")
     assert done.returncode == 0, done

@@ -101,7 +101,8 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     assert again.returncode == 1, again
 
 
-@pytest.mark.parametrize("what", [*FAULTS][:1] + long(*[*FAULTS][1:]))
+@pytest.mark.long
+@pytest.mark.parametrize("what", FAULTS)
 def test_faults_of_what_fuzz_draws_are_found(what: str, tmp_path: Path) -> None:
     """A comparison that draws less than fuzz says nothing of requests that sample, or of layers that keep a state."""
     edits, words, rule = FAULTS[what]

@@ -169,6 +169,7 @@ def test_an_engine_process_that_is_gone_is_a_verdict_and_is_built_again(
     assert host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after")).header.ending.kind == "finished"
 
 
+@pytest.mark.long
 def test_a_zygote_that_was_killed_costs_the_next_case_nothing(
     busy_case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -16,6 +16,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .older import BUSY, host_of
 
 GENERATIONS = ("0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.20")
@@ -45,7 +46,7 @@ def test_an_older_release_is_seen_as_fully_as_the_installed_one(host: Host, olde
     assert {"tree", "radix_hit", "retraction", "chunked_prefill"} <= set(verdicts[0].exercised)
 
 
-@pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv"])
+@pytest.mark.parametrize("entry", ["26329", *long("25015", "26997-kv")])
 def test_what_was_fixed_before_is_fixed_in_an_older_release(older: Host, entry: str, tmp_path: Path) -> None:
     case = LEDGER[entry].case
     verdict = judge(older.engine(case).run(case, tmp_path, Limits()))
@@ -60,6 +61,7 @@ def test_what_is_live_shows_in_an_older_release(older: Host, tmp_path: Path) -> 
     assert (verdict.status, verdict.rule) == expected
 
 
+@pytest.mark.long
 def test_deterministic_inference_runs(older: Host, tmp_path: Path) -> None:
     case = replace(BUSY, events=(), engine=EngineSettings(sglang=SGLangSettings(deterministic=True)))
     verdict = judge(older.engine(case).run(case, tmp_path, Limits()))

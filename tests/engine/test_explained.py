@@ -36,12 +36,14 @@ def test_a_crash_that_is_a_known_bug_is_known(tmp_path: Path) -> None:
     assert statuses_of(done) == {"known": 1}
 
 
+@pytest.mark.long
 def test_bugs_that_are_mended_do_not_show(tmp_path: Path) -> None:
     done = run_job(_job("input-logprob-id", known="input-logprob-id", mend=True), tmp_path)
     assert "input-logprob-id" in done.mended
     assert [(one.status, one.known) for one in done.seen] == [("equal", "")]
 
 
+@pytest.mark.long
 def test_a_patch_of_the_job_that_nothing_calls_is_no_remedy(tmp_path: Path) -> None:
     """A case says nothing of it, whatever was mended beside it."""
     never = "sglang.srt.speculative.spec_utils.load_token_map"

@@ -10,6 +10,8 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply
 
+from ..rows import spread
+
 
 def engines(host: Host, name: str) -> tuple[Case, EngineProcess, EngineProcess]:
     """An entry's case, an engine of SGLang as it is, and one with the entry's remedy, which was foreseen."""
@@ -45,7 +47,7 @@ def test_a_forked_engine_runs_a_case_as_one_that_was_built(hosts: tuple[Host, Ho
         assert mended != trace(released, case, tmp_path / f"{name}-released")  # and that is as it was
 
 
-@pytest.mark.parametrize("name", ["standalone-shift", "indices-overflow", "draft-window"])
+@pytest.mark.parametrize("name", spread(["standalone-shift", "indices-overflow", "draft-window"]))
 def test_what_a_patch_changes_in_a_build_is_built(host: Host, name: str) -> None:
     _, _, engine = engines(host, name)
     assert engine.origin is None

@@ -72,6 +72,7 @@ def test_with_overlap_as_well(given_up: Trace) -> None:
     assert judge(given_up, frozenset({"schedule.events"})).reason == UNKNOWN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("radix_cache", [True, False])
 def test_a_request_with_the_pool_for_itself_is_not_given_up(run: Runner, radix_cache: bool) -> None:
     alone = replace(pool(ENTRY.case, host_pages=0, radix_cache=radix_cache), requests=(B,))
@@ -80,6 +81,7 @@ def test_a_request_with_the_pool_for_itself_is_not_given_up(run: Runner, radix_c
     assert (verdict.status, verdict.rule) == ("diverged", "schedule.events"), verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

@@ -99,6 +99,7 @@ def test_an_accepted_path_without_its_rows_of_windows_is_named(run: Runner) -> N
         assert (verdict.status, verdict.rule) == found, verdict
 
 
+@pytest.mark.long
 def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(run: Runner) -> None:
     """Live: SGLang's Triton backend. What the target says alone is what it says with the remedy, which is equal."""
     emitted = []

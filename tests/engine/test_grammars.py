@@ -114,6 +114,7 @@ def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, case: 
     assert {"constrained", "grammar_refuses"} <= {*verdict.exercised}
 
 
+@pytest.mark.long
 def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     """Counted, so that the search's figures cannot become empty: drawn cases of one block, with the candidate fix."""
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "xgrammar"}

@@ -135,6 +135,7 @@ def test_rows_that_come_back_are_those_that_were_given_up(run: Runner, policy: H
     assert _restored(trace) == [("d", 23)]
 
 
+@pytest.mark.long
 def test_and_so_where_rows_were_used_twice_before_they_are_written(run: Runner) -> None:
     """write_through_selective writes what a second request goes on from."""
     first = tokens(1, 24)
@@ -147,6 +148,7 @@ def test_and_so_where_rows_were_used_twice_before_they_are_written(run: Runner) 
     assert [request for request, _ in _restored(trace)] == ["last"]
 
 
+@pytest.mark.long
 def test_and_so_in_whole_pages(run: Runner) -> None:
     trace, verdict = run(case(page_size=4, pages=64, exercises=("host_written", "host_restored")))
     assert verdict.status == "equal", verdict

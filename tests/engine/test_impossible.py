@@ -81,6 +81,7 @@ def test_what_cannot_be_is_not_judged_and_the_verdict_says_so(run: Runner, name:
     assert "request a from its output token 2 on" in " ".join(argue(trace.header, verdict).split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["chain", "min_new_tokens with xgrammar"])
 def test_with_overlap_too(overlapped: Host, tmp_path: Path, name: str) -> None:
     """The round that is launched when a token is refused has a mask of its grammar, as it was before."""
@@ -180,6 +181,7 @@ def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
         assert not ended.get("o", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", [SAMPLER, REFUSED], ids=["no round", "a round"])
 def test_where_nothing_that_a_request_was_sent_could_be_right_the_case_says_so_or_it_is_unknown(
     host: Host, tmp_path: Path, entry: Entry

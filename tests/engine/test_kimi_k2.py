@@ -124,6 +124,7 @@ def test_a_fault_is_named(run: Runner, busy_case: Case, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 def test_ids_that_do_not_begin_with_1_name_the_input_of_a_layer(run: Runner, busy_case: Case) -> None:
     """SGLang's alone: `[2, 3]` is to a DeepSeek what `[1, 2]` is, the outputs of layers 1 and 2. To other targets it is not."""
     edit = Edit(target=TARGET, match="if layer_ids is None:", replacement="layer_ids = [2, 3]\nif layer_ids is None:")

@@ -306,6 +306,7 @@ def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
     assert one.trial.signature is not None
 
 
+@pytest.mark.long
 def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host) -> None:
     """No case is run to see that a live bug is there, where the code that its remedy edits is as in the newest release."""
     mends = Mends(host, DEFAULT_RUN)

@@ -187,6 +187,7 @@ def test_a_probability_that_is_no_normal_float32_has_the_logarithm_of_a_step_bes
     assert in_steps(expected, actual, error).tolist() == [[-101.487, least, -101.529, least, -110.0, -80.0, -80.0]]
 
 
+@pytest.mark.long
 def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner) -> None:
     """A prefill's logarithms are of probabilities in float32: beside a token this likely all others have 0."""
     request = Request(
@@ -206,6 +207,7 @@ def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner
     assert judge(wrong).rule == "output.logprobs"  # the likely one is the better one still
 
 
+@pytest.mark.long
 def test_a_greedy_request_is_told_of_such_a_probability_where_its_prefill_has_one_that_samples(run: Runner) -> None:
     greedy = Request(
         id="a",

@@ -64,6 +64,7 @@ def test_a_request_under_overlap_takes_part_in_one_round_after_its_last_and_its_
     assert judge(trace).status == "equal"
 
 
+@pytest.mark.long
 def test_an_abort_that_comes_a_step_late_is_seen_under_overlap_too(old: Host, tmp_path: Path) -> None:
     """A running request has one step under way when the abort comes, and no other."""
     late = "if self.to_finish and setattr(self, 'late', getattr(self, 'late', 0) + 1) is None and self.late > 1:"

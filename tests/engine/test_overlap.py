@@ -11,6 +11,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .test_mixed_chunks import CASE as MIXED
 
 
@@ -62,6 +63,7 @@ def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_an
         assert (verdict.status, verdict.rule) == expected, verdict
 
 
+@pytest.mark.long
 def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(overlapped: Host, tmp_path: Path) -> None:
     """The pool holds one of the two: `b` is prefilled several times after its abort, and ends one step after the last."""
     case = Case(
@@ -115,11 +117,13 @@ BEHIND = LEDGER["overlap-context-end"]
 
 @pytest.mark.parametrize(
     ("fix", "kernel"),
-    [
-        ("indices-overflow", "generate_draft_decode_kv_indices"),
-        ("pipeline-tail", "build_tree"),  # lists that reach, and the mask does not
-        ("overlap-context-end", ""),
-    ],
+    spread(
+        [
+            ("indices-overflow", "generate_draft_decode_kv_indices"),
+            ("pipeline-tail", "build_tree"),  # lists that reach, and the mask does not
+            ("overlap-context-end", ""),
+        ]
+    ),
 )
 def test_a_round_behind_the_end_of_a_context_takes_the_mask_and_the_lists_of_slots_to_its_rows(
     overlapped: Host, tmp_path: Path, fix: str, kernel: str

@@ -93,6 +93,7 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(run: Runner) -> None:
     entry = LEDGER["retracted-chunk-tail"]
     case, remedy = entry.also[0], entry.remedy
@@ -137,6 +138,7 @@ def test_a_round_that_a_retraction_lost_is_judged_by_what_was_sent_when_it_began
     assert judge(trace).status == "equal"
 
 
+@pytest.mark.long
 def test_the_candidate_fix_holds_where_a_round_is_launched_before_the_one_before_is_processed(
     overlapped: Host, tmp_path: Path
 ) -> None:

@@ -292,6 +292,7 @@ def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -
     assert (verdict.rule, verdict.first.index, verdict.first.actual) == ("ranks.agree", "the record", "absent")
 
 
+@pytest.mark.long
 def test_a_search_mends_there_what_is_proven_in_one_process(staged: Host) -> None:
     """The cases of most entries have a target of one layer, which no pipeline runs."""
     mends = Mends(staged, replace(DEFAULT_RUN, mode=staged.mode))

@@ -101,6 +101,7 @@ def test_a_request_without_wishes_gets_what_plain_decode_says_in_trees_pages_and
     assert said(trace)["a"] == said(trace)["b"]
 
 
+@pytest.mark.long
 def test_an_answer_that_an_abort_lets_go_on_behind_a_stop_token(run: Runner) -> None:
     """SGLang cuts a round's tokens at a stop token when it looks for the end, and of an aborted request it has one already."""
     case = Case(

@@ -18,6 +18,8 @@ from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
+
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))))
 def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path: Path, name: str) -> None:
@@ -48,7 +50,7 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(WHERE))
+@pytest.mark.parametrize("name", spread(sorted(WHERE), lambda name: LEDGER[name].rule))
 def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
     trace = host.engine(entry.case, entry.red.patches).run(entry.case, tmp_path)
@@ -57,6 +59,7 @@ def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) 
         assert part in text, text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "most", "kernel"),
     [("indices-overflow", 7, "assign_req_to_token_pool"), ("row-overflow", 4, "generate_draft_decode_kv_indices")],

@@ -67,12 +67,14 @@ def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner) -> None:
     assert verdict.status == "equal", verdict
 
 
+@pytest.mark.long
 def test_a_tracked_state_that_is_wrong_is_named(run: Runner) -> None:
     target, match, replacement = TRACKED["a prefill does not track"]
     _, verdict = run(replace(CACHED, model=MODEL, exercises=()), Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", "state.tracked"), verdict
 
 
+@pytest.mark.long
 def test_a_fault_in_its_class_is_planted_as_in_any_other(run: Runner, chain: Case) -> None:
     """SGLang's module is one for machines with kernels of their own, unless it is imported as the engine does."""
     target = "sglang.srt.models.qwen3_5.Qwen3_5AttentionDecoderLayer.forward_prepare_native"

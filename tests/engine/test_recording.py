@@ -198,9 +198,10 @@ def test_what_a_request_asks_of_its_logits_is_no_fault_of_verify(servers: Server
     assert weighed.status == "equal", weighed.report(120, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "model", "rule"),
-    [("26329", "llama-tiny", "draft.input_ids"), *long(("25015", "llama-eagle3-full", "draft.positions"))],
+    [("26329", "llama-tiny", "draft.input_ids"), ("25015", "llama-eagle3-full", "draft.positions")],
 )
 def test_a_fix_that_is_undone_shows_in_the_recordings(
     servers: Servers, folder: Path, number: str, model: str, rule: str

@@ -60,7 +60,7 @@ def test_thresholds_accept_more(run: Runner) -> None:
     assert (exact.status, exact.rule) == ("diverged", "verify.accept")
 
 
-@pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION, SEEDED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION, *long(SEEDED)], ids=lambda case: case.name)
 def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> None:
     trace, verdict = run(case)
     assert verdict.status == "equal", verdict

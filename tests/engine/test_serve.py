@@ -121,6 +121,7 @@ def test_so_do_trees_in_pages_and_other_drafts(servers: Servers, model: str, how
     assert used(found) == deserved(model, those, found, how.get("num_steps", 3), how.get("topk", 1), nodes)
 
 
+@pytest.mark.long
 def test_a_fix_that_is_undone_shows_in_the_rounds(servers: Servers) -> None:
     model, those = "llama-eagle3-full", prompts("llama-eagle3-full", LENGTHS[:4])
     rounds = {}

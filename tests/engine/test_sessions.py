@@ -132,6 +132,7 @@ def test_requests_of_a_session_go_on_behind_its_rows(run: Runner) -> None:
     assert verdict.checked["session.rows"]
 
 
+@pytest.mark.long
 def test_a_request_of_a_session_that_may_not_end_yet_goes_on_behind_its_rows(run: Runner) -> None:
     """SGLang asks the tokenizer, which it has then, with which token a session begins."""
     case = replace(CASE, requests=tuple(replace(one, min_new_tokens=4, stop=tuple(range(48))) for one in CASE.requests))
@@ -214,6 +215,7 @@ def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict.reason, verdict.first)
 
 
+@pytest.mark.long
 def test_rows_that_are_computed_again_are_seen_by_no_other_rule(run: Runner) -> None:
     edit, rule = PLANTED["rows that a session could keep are computed again"]
     trace, verdict = run(CASE, *REMEDIES, edit)

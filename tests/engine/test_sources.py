@@ -42,6 +42,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(checkout: Path, tmp_path: Path) -> None:
     head = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
     commit = subprocess.check_output(head, text=True).strip()

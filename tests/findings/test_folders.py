@@ -27,6 +27,7 @@ def process() -> Iterator[Process]:
         yield process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", IN_THE_SUITE)
 @pytest.mark.slow
 def test_the_test_is_red_on_the_release_and_green_with_the_patch(process: Process, name: str) -> None:

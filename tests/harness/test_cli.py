@@ -37,6 +37,7 @@ from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.families.weights import model_pair
 
+from ..rows import long
 from .doors import opened
 
 DIGEST = model_pair("llama-tiny").digest
@@ -170,7 +171,7 @@ NEEDS = (
 )
 
 
-@pytest.mark.parametrize("command", ["prove", "bisect"])
+@pytest.mark.parametrize("command", [*long("prove"), "bisect"])
 @pytest.mark.slow
 def test_an_entry_that_this_mode_does_not_reach_is_unknown_and_says_what_it_needs(tmp_path: Path, command: str) -> None:
     done = eagletwin(command, "context-end-stores", cwd=tmp_path)

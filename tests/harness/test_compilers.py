@@ -72,6 +72,7 @@ def ended(folder: Path, seconds: float) -> protocol.Ran | protocol.Failed:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_is_not_ended_while_a_compiler_runs_for_it(compiler: Path, tmp_path: Path) -> None:
     with compiling(compiler):

@@ -322,6 +322,7 @@ def test_another_pipe_that_breaks_is_an_error(tmp_path: Path) -> None:
     assert "error: " in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stdout_that_the_shell_closed_changes_no_verdict(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "trace", FINISHED, 0.5)

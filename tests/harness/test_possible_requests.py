@@ -13,7 +13,6 @@ from eagletwin.harness.judge.request_logits import first_impossible
 
 # Text -> the token with which a tokenizer writes it, which is the one that llguidance allows where a text goes on in one way.
 WRITTEN = {"a": 0, "b": 1, "c": 2, "d": 3, "ab": 4, "ba": 5, "cd": 6}
-NUMBERS = range(40)
 
 
 def _needed(grammar: Grammar) -> list[int]:
@@ -21,16 +20,16 @@ def _needed(grammar: Grammar) -> list[int]:
     return [token for text, token in WRITTEN.items() if letters.issuperset(text)]
 
 
-def _drawn(backend: str) -> list[Request]:
+def _drawn(backend: str, blocks: int = 16) -> list[Request]:
     """Requests with a grammar and a processor that forbids tokens."""
     asked = Asked(held={"grammar_backend": backend}, asks=("processor", "grammar"))
-    requests = [one for number in NUMBERS for case in block_of(7, number, asked).cases() for one in case.requests]
+    requests = [one for number in range(blocks) for case in block_of(7, number, asked).cases() for one in case.requests]
     return [one for one in requests if one.grammar is not None and one.processor is not None and one.processor.kind == "forbid"]
 
 
 def test_no_processor_forbids_the_one_token_that_llguidance_may_allow() -> None:
     drawn, forbidding = _drawn("llguidance"), Counter[int]()
-    assert len(drawn) > 100
+    assert len(drawn) > 40
     for request in drawn:
         assert request.grammar is not None
         assert request.processor is not None
@@ -44,7 +43,7 @@ def test_no_processor_forbids_the_one_token_that_llguidance_may_allow() -> None:
 @pytest.mark.long
 def test_with_xgrammar_any_processor_is_drawn() -> None:
     """A text has some twelve tokens there, and a processor forbids a quarter of all."""
-    assert {one.processor.seed for one in _drawn("xgrammar") if one.processor is not None} == set(range(16))
+    assert {one.processor.seed for one in _drawn("xgrammar", 40) if one.processor is not None} == set(range(16))
 
 
 def test_the_first_row_in_which_nothing_is_allowed() -> None:

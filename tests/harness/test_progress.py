@@ -121,6 +121,7 @@ def test_a_pipe_is_sent_no_control_character() -> None:
             12,
             ["of 12 answers", "prompt 1 of 4, by itself, with an empty", "prompt 4 of 4, with others"],
             id="answers",
+            marks=pytest.mark.long,
         ),
     ],
 )
