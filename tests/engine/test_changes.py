@@ -133,8 +133,9 @@ def test_what_of_a_change_did_not_run_stands_on_top_and_strict_makes_it_125(part
     assert "1 of 2 changed statements did not run" in (tmp_path / "eagletwin-runs" / "pr-25015" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Path, tmp_path: Path) -> None:
-    words = ("--cases", "3", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
+    words = ("--cases", "6", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
     done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
     assert done.returncode == 125, done
     lines = done.stdout.splitlines()

@@ -17,6 +17,7 @@ from eagletwin.harness.commands.fuzz.shrinking import Shrinking
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 
 
+@pytest.mark.long
 def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,12 +139,13 @@ def case(busy_case: Case) -> Case:
     return msgspec.structs.replace(busy_case, model="llama-eagle3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-eagle3", "llama-eagle3-full"])
 def test_generated_cases_are_equal(eagletwin: Twin, name: str) -> None:
     focus = Focus(model=name, num_steps=4, page_size=4, radix_cache=True)
     seen = 0
 
-    @settings(max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=cases(focus).filter(lambda case: case.model == name))
     def check(case: Case) -> None:
         nonlocal seen
@@ -152,7 +153,7 @@ def test_generated_cases_are_equal(eagletwin: Twin, name: str) -> None:
         seen += 1
 
     check()
-    assert seen == 6
+    assert seen == 25
 
 
 @pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][1]))

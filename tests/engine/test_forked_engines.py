@@ -35,7 +35,7 @@ def hosts() -> object:
 
 
 def test_a_forked_engine_runs_a_case_as_one_that_was_built(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    for name in ("multi-layer-chunk-tail-2", "certain-node"):
+    for name in ("multi-layer-chunk-tail-2",):
         case, released, forked = engines(hosts[0], name)
         remedy = LEDGER[name].remedy
         assert remedy is not None

@@ -141,11 +141,13 @@ def test_nothing_of_the_trace_is_left_unchanged_by_these_tests(tree_trace: Trace
 
 
 @pytest.mark.parametrize(("stage", "tensor"), sorted(CHANGES))
-def test_a_changed_tensor_of_any_record_is_found_and_named(tree_trace: Trace, stage: str, tensor: str) -> None:
+def test_a_changed_tensor_of_the_first_and_the_last_record_is_found_and_named(
+    tree_trace: Trace, stage: str, tensor: str
+) -> None:
     change, rules = CHANGES[stage, tensor]
     changes = [of_keys(change), of_values(change)] if tensor.endswith("_kv") else [change]
     records = every(tree_trace, stage, tensor)
-    for number, change in product(sorted({records[0], records[len(records) // 2], records[-1]}), changes):
+    for number, change in product(sorted({records[0], records[-1]}), changes):
         verdict = judge(changed(tree_trace, {f"{number}.{tensor}": change(tree_trace.tensor(number, tensor))}))
         assert verdict.status == "diverged", (number, verdict)
         assert verdict.rule in rules, (number, verdict)

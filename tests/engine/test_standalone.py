@@ -183,7 +183,7 @@ PLANTED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1]))
+@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1].partition(".")[0]))
 def test_a_fault_in_the_mended_worker_is_found_and_named(run: Runner, request: pytest.FixtureRequest, fault: str) -> None:
     shape, edit, rule = PLANTED[fault]
     case: Case = request.getfixturevalue(shape)

@@ -89,6 +89,7 @@ def test_a_session_may_idle_and_pause_for_long(eagletwin: Twin) -> None:
     assert live.finish().status == "equal"
 
 
+@pytest.mark.long
 def test_sessions_keep_their_engine_and_say_when_somebody_else_wants_it(eagletwin: Twin) -> None:
     live = eagletwin.start(case("open"))
     for call in (lambda: eagletwin.check(case("other")), lambda: eagletwin.start(case("second"))):

@@ -161,7 +161,7 @@ def test_a_conversation_is_equal_and_goes_on_from_what_a_window_sees(turns: Trac
     assert set(range(hit.numbers["start"] - 8, hit.numbers["start"])) <= set(live.tolist())
 
 
-@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1]))
+@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1].partition(".")[0]))
 def test_a_fault_of_windows_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     _, verdict = run(TURNS, edit)

@@ -50,6 +50,7 @@ assert torch._dynamo is not held
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_asked_for() -> None:
     done = imported.run(["-c", PROGRAM], Path.cwd(), os.environ)

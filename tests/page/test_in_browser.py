@@ -38,7 +38,7 @@ def long_recording() -> Trace:
     return Trace(replace(trace.header, served=served), trace.tensors)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), *long((1200, True)), (390, False)], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), *long((1200, True), (390, False))], ids=["light", "dark", "phone"])
 def test_a_page_is_quiet_fits_and_can_be_read_by_all(chromium: Any, tmp_path: Path, width: int, dark: bool) -> None:
     opened = Opened(chromium, put(tmp_path, html_of(page())), width=width, dark=dark)
     opened.quiet()

@@ -13,7 +13,7 @@ from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
 
-from ..rows import spread
+from ..rows import long, spread
 
 SAME = 1e-9  # float64, of logits of a few units
 LENGTH = 21
@@ -59,7 +59,7 @@ def test_a_chain_behind_every_position_is_the_chain_behind_each(name: str, block
     assert seen == list(range(1, LENGTH))
 
 
-@pytest.mark.parametrize("block", [1, 7, 64])
+@pytest.mark.parametrize("block", [*long(1), 7, *long(64)])
 @pytest.mark.parametrize("name", sorted(name for name in RECIPES if RECIPES[name].mtp_layers and name != "step-3.5"))
 def test_layers_behind_every_position_are_the_layers_behind_each(name: str, block: int) -> None:
     recipe = RECIPES[name]

@@ -15,7 +15,7 @@ from eagletwin.reference.growth import Growth, View, best_of, candidates, draft_
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, grow_rounds
 
-from ..rows import spread
+from ..rows import long, spread
 
 # Both forms do the same float64 sums in another order; rows are of size 1 to 10.
 SAME = 1e-11
@@ -74,7 +74,7 @@ def test_the_two_views_differ_where_a_branch_has_another_parent() -> None:
 
 
 @pytest.mark.parametrize("view", ["true_tree", "slot_layout"])
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
+@pytest.mark.parametrize("num_steps", [*long(1, 2), 5])
 @pytest.mark.parametrize("name", sorted(name for name in RECIPES if not (RECIPES[name].mtp_layers or RECIPES[name].frozen)))
 def test_the_tree_of_topk_1_is_the_chain(name: str, num_steps: int, view: View) -> None:
     head, tokens, hidden = _request(name, 12, seed=5)
