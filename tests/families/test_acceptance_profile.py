@@ -22,7 +22,15 @@ from ..rows import long
 PROMPTS, NEW_TOKENS = 24, 24
 NUM_STEPS = (1, 3, 5)
 # A recipe for each kind of draft, and experts and latent rows.
-EACH_DRAFT = "llama-gqa llama-eagle3 llama-mtp llama-mtp-chain llama-standalone gemma-4-assistant deepseek-nextn".split()
+EACH_DRAFT = (
+    "llama-gqa",
+    "llama-eagle3",
+    "llama-mtp",
+    "llama-mtp-chain",
+    "llama-standalone",
+    "gemma-4-assistant",
+    "deepseek-nextn",
+)
 TOGETHER = 6  # texts in one forward of the target: fewer take more calls, more have more pairs of rows of two texts
 
 
