@@ -1,6 +1,6 @@
 """What makes a case a special one: the dimensions by which a case is compared with those of the ledger (known.py).
 
-A new field of a case is one of its dimension's `kinds`, or has a reason in tests/harness/test_kind.py why no bug needs it.
+A new field of a case is one of its dimension's `kinds`, or has a reason in tests/harness/test_known.py why no bug needs it.
 """
 
 from collections.abc import Mapping

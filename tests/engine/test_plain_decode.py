@@ -18,7 +18,8 @@ from eagletwin.harness.judge.judge import judge
 
 from ..rows import long, spread
 from .conftest import Runner, in_mode
-from .test_penalties import FIXED, PLANTED
+from .test_asked import FIXED
+from .test_asked import PENALTIES_PLANTED as PLANTED
 
 PLAIN = EngineSettings(sglang=SGLangSettings(plain_decode=True))
 CASE = Case(

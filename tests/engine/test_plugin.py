@@ -16,7 +16,7 @@ from eagletwin.harness.families.valid import read_case
 
 from ..rows import long
 from . import forked
-from .test_unchecked_kernels import UNKNOWN_KERNEL
+from .test_kernels import UNKNOWN_KERNEL
 
 pytest_plugins = ["pytester"]
 

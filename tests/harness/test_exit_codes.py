@@ -1,7 +1,7 @@
 """Which situation ends in which exit code, through the front doors, as a shell, CI or `git bisect run` sees it.
 
 0 and 1 are verdicts: something was compared. All that keeps that from happening must end in 125 or more. What needs SGLang's
-worker to run is in tests/engine/test_exit_codes_of_runs.py.
+worker to run is in tests/engine/test_commands.py.
 """
 
 import os

@@ -99,7 +99,7 @@ def test_a_wrong_function_of_a_tree_diverges_with_the_smallest_case(tree: Path) 
 @pytest.mark.long
 @on("wrong")
 def test_pytest_runs_the_tree_that_is_named_and_says_where_it_lies(tree: Path) -> None:
-    words = ["-m", "pytest", "tests/kernels/test_commit.py", "-n", "0", "-k", "gets and its and inputs"]
+    words = ["-m", "pytest", "tests/kernels/test_properties.py", "-n", "0", "-k", "gets and its and inputs"]
     command = [sys.executable, *words, "--eagletwin-sglang", str(tree)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
