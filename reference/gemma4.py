@@ -5,7 +5,7 @@ on its way out (Gemma 2, arXiv 2408.00118 §2); queries, keys and values are nor
 scores are not scaled any more; the gate is a GELU; what leaves a layer is multiplied by a number of the layer's own; logits are
 capped by a tanh. Layers without a window have a rotary embedding of their own, in which the first pairs of a head alone turn.
 
-Checked against transformers' Gemma4ForCausalLM in tests/reference/test_gemma4.py.
+Checked against transformers' Gemma4ForCausalLM in tests/reference/test_latent_against_transformers.py.
 """
 
 import math

@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 # Pair (d, d + D/2) of a head turns by the angle position * theta**(-2d/D). A model whose context was lengthened afterwards
 # turns some pairs more slowly. Sources: RoFormer (arXiv 2104.09864); `linear` is position interpolation (arXiv 2306.15595),
 # `yarn` arXiv 2309.00071 §3.2-3.4, `llama3` the form that Llama 3.1's configuration names. Checked against transformers' own
-# functions in tests/reference/test_rope.py.
+# functions in tests/reference/test_against_transformers.py.
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 Not fast: every position at once, float64 throughout. A batch is a mask: sequences stand one after the other in one forward,
 and none sees another. The draft head (eagle.py) is built from the same decoder layer. Checked against transformers' Llama in
-tests/reference/test_llama_against_transformers.py.
+tests/reference/test_against_transformers.py.
 """
 
 from collections.abc import Sequence

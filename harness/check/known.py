@@ -26,7 +26,7 @@ from .trials import Trial, Trials, base_of
 
 # The dimensions by which a case is compared with those of the ledger.
 #
-# A new field of a case is one of its dimension's `kinds`, or has a reason in tests/harness/test_kind.py why no bug needs it.
+# A new field of a case is one of its dimension's `kinds`, or has a reason in tests/harness/test_known.py why no bug needs it.
 
 Kind = Mapping[str, bool]
 KINDS = {name: has for dimension in DIMENSIONS.values() for name, has in dimension.kinds.items()}

@@ -17,6 +17,7 @@ from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import HttpServer
 from eagletwin.harness.families.store import checkpoints
 
+from ..rows import spread
 from .fake_server import CHUNK, MODEL, Behaviour, serving
 
 pytestmark = pytest.mark.slow  # transformers is imported
@@ -175,7 +176,10 @@ def an_update_that_both_pages_show(behaviour: Behaviour) -> None:
     behaviour.info = {**(behaviour.info or {}), "model_path": "second"}
 
 
-@pytest.mark.parametrize(("change", "named"), [(no_update, False), (an_update, True), (an_update_that_both_pages_show, True)])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    spread([(no_update, False), (an_update, True), (an_update_that_both_pages_show, True)], lambda row: row[1]),
+)
 def test_a_bug_of_new_weights_is_named_where_the_server_was_given_some(
     run: Run, tmp_path: Path, change: Callable[[Behaviour], None], named: bool
 ) -> None:
@@ -311,6 +315,7 @@ def test_what_rounding_decides_is_no_loss_of_a_server_that_rounds(run: Run) -> N
     assert "Near ties in bfloat16 leave" in done.stdout
 
 
+@pytest.mark.long
 def test_a_server_that_rounds_more_than_its_type_is_found(run: Run) -> None:
     done = run(broken(lambda behaviour: in_bfloat16(behaviour, torch.float8_e4m3fn)))
     assert done.returncode == 1, done

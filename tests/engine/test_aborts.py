@@ -14,6 +14,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import timeline_of
 
+from ..rows import spread
 from .changes import without
 from .conftest import Runner
 
@@ -175,7 +176,7 @@ def test_without_overlap_a_step_has_ended_when_the_scheduler_learns_of_the_abort
     assert [numbers["launched"] - numbers["read"] for numbers in came] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][1].partition(".")[0]))
 def test_a_planted_fault_is_named(overlapped: Host, tmp_path: Path, fault: str) -> None:
     edit, rule, index = PLANTED[fault]
     _, verdict = ran(overlapped, tmp_path, edit)
@@ -196,6 +197,7 @@ def test_a_trace_that_does_not_say_what_was_under_way_is_unknown(released: tuple
         assert (verdict.status, "before the abort of a were not counted" in verdict.reason) == ("unknown", True)
 
 
+@pytest.mark.long
 def test_an_abort_between_chunks_of_a_request_whose_first_token_a_retraction_lost(overlapped: Host, tmp_path: Path) -> None:
     """It was prefilled to its end, and retracted before the token was counted. What it goes on with has the prompt alone, and
     so finds one row less in the cache than its sibling left there; no last chunk tells so, for it is aborted."""

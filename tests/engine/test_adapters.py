@@ -14,6 +14,7 @@ from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner
 from .older import host_of
 
@@ -116,7 +117,7 @@ def kept(case: Case, backend: LoraBackend) -> Case:
     return replace(case, engine=EngineSettings(sglang=replace(case.engine.sglang, lora_backend=backend)))
 
 
-@pytest.mark.parametrize("backend", get_args(LoraBackend))
+@pytest.mark.parametrize("backend", spread(get_args(LoraBackend)))
 def test_each_request_has_its_own_adapter_in_every_backend(run: Runner, backend: LoraBackend) -> None:
     case = kept(CASE, backend)
     _, verdict = run(case)
@@ -125,7 +126,7 @@ def test_each_request_has_its_own_adapter_in_every_backend(run: Runner, backend:
     assert (verdict.status, verdict.rule) == ("diverged", "target.kv")
 
 
-@pytest.mark.parametrize("model", ["llama-gqa", "llama-eagle3", "llama-mtp", "qwen3-eagle3.1"])
+@pytest.mark.parametrize("model", ["llama-eagle3", "llama-mtp", *long("llama-gqa", "qwen3-eagle3.1")])
 def test_adapters_of_other_models(run: Runner, model: str) -> None:
     _, verdict = run(
         replace(CASE, model=model, topk=1 if model == "llama-mtp" else 2, num_draft_tokens=0 if model == "llama-mtp" else 6)
@@ -133,6 +134,7 @@ def test_adapters_of_other_models(run: Runner, model: str) -> None:
     assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
 
 
+@pytest.mark.long
 def test_block_sizes_are_looked_for_by_a_name_that_a_cpu_has_in_older_releases_too(tmp_path: Path) -> None:
     with host_of("0.5.20") as host:
         verdict = judge(host.engine(CASE).run(CASE, tmp_path, Limits()))
@@ -153,7 +155,7 @@ def test_a_request_is_a_hit_of_rows_of_its_own_adapter(run: Runner) -> None:
     assert starts["e"] > 0
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
     case, edit, rule = PLANTED[fault]
     _, verdict = run(replace(case, exercises=()), edit)

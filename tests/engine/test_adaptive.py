@@ -18,6 +18,7 @@ from eagletwin.harness.engines.sglang.compat import adaptive
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import _round
 
+from ..rows import spread
 from .conftest import Runner
 from .older import host_of
 from .test_states import UNCLEARED
@@ -120,6 +121,7 @@ JUMP = EngineSettings(
 )
 
 
+@pytest.mark.long
 def test_slots_that_are_reserved_for_the_steps_of_the_round_before_are_too_few(run: Runner) -> None:
     edit = Edit(
         target="sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
@@ -184,13 +186,14 @@ def test_a_configuration_may_have_more_choices_than_any_of_its_tiers() -> None:
     assert again.engine.sglang.adaptive.choices == set(range(10))
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1].partition(".")[0]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 def test_the_first_release_that_has_them_is_right_and_refuses_rounds_without_drafts(tmp_path: Path) -> None:
     """With states, too, but for ledger entry 27095, which is mended here."""
     assert CASE.engine.sglang.adaptive is not None

@@ -18,6 +18,7 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
 from ..lab.gpu.precision_gap import Apart, apart, apart_text
+from ..rows import spread
 from .conftest import in_mode
 from .schemas import as_of_schema_3
 
@@ -55,6 +56,7 @@ def test_a_busy_case_is_equal_and_near_to_float32(
         assert max(rows.largest for rows in same.rows.values()) == 0 == same.proposed[1] == same.decided[1] == same.requests[1]
 
 
+@pytest.mark.long
 def test_a_retracted_request_s_chunk_tail_is_known_where_rounding_alone_makes_the_target_choose_another_token(
     brains: Host, host: Host
 ) -> None:
@@ -76,7 +78,7 @@ def test_a_retracted_request_s_chunk_tail_is_known_where_rounding_alone_makes_th
     assert Mends(host, DEFAULT_RUN).trials().look(case).clean
 
 
-@pytest.mark.parametrize("name", ["25015", "26329", "26997-kv"])
+@pytest.mark.parametrize("name", spread(["25015", "26329", "26997-kv"]))
 def test_bugs_of_the_ledger_are_found(brains: Host, name: str, tmp_path: Path) -> None:
     entry = LEDGER[name]
     for word, side, status in (("green", entry.green, "equal"), ("red", entry.red, "diverged")):
@@ -85,6 +87,7 @@ def test_bugs_of_the_ledger_are_found(brains: Host, name: str, tmp_path: Path) -
         assert (verdict.status, verdict.rule) == (status, entry.rule if word == "red" else "")
 
 
+@pytest.mark.long
 def test_experts_are_followed_where_they_tie_and_swapped_ones_are_a_divergence(brains: Host, tmp_path: Path) -> None:
     prompt = tuple(range(3, 93)) + tuple(range(70, 2, -2))  # some 30 of its choices are near a tie
     case = Case(
@@ -109,6 +112,7 @@ def test_experts_are_followed_where_they_tie_and_swapped_ones_are_a_divergence(b
         assert {(rows.shape[1:], int(rows.max()) < 8) for rows in chosen} == {((1, 2), True)}  # of one layer in each model
 
 
+@pytest.mark.long
 def test_experts_with_biases_and_sinks_are_equal(brains: Host, tmp_path: Path) -> None:
     """SGLang's gpt-oss computes in the type that its checkpoint names: asked for another one, it ends in its first product."""
     case = Case(

@@ -16,6 +16,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, WORKER, WORKER_NAME, change, plant
 from .warm import eagletwin
@@ -50,6 +51,7 @@ def changed_host(both: Path) -> Iterator[Host]:
         yield host
 
 
+@pytest.mark.long
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 125, done
@@ -61,6 +63,7 @@ def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_p
     assert tally["changes"]["ran"] == {}
 
 
+@pytest.mark.long
 def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 0, done
@@ -90,7 +93,7 @@ def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Pa
 DEAD = "draft_probs_list.append(probs)", "raise RuntimeError"
 
 
-@pytest.mark.parametrize("door", ["check", "prove", "fuzz"])
+@pytest.mark.parametrize("door", ["check", *long("prove", "fuzz")])
 def test_a_tree_whose_changed_statement_never_runs_is_never_a_pass(dead: Path, tmp_path: Path, door: str) -> None:
     """Its function is called in every round."""
     words = {
@@ -130,6 +133,7 @@ def test_what_of_a_change_did_not_run_stands_on_top_and_strict_makes_it_125(part
     assert "1 of 2 changed statements did not run" in (tmp_path / "eagletwin-runs" / "pr-25015" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Path, tmp_path: Path) -> None:
     words = ("--cases", "6", "--minutes", "10", "--only", "llama-tiny", "--not", "sampling", "--sglang", partly)
     done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
@@ -156,6 +160,7 @@ def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plant(tmp_path_factory.mktemp("partly"), ("srt/speculative/eagle_worker_v2.py", *DEAD), WORKER)
 
 
+@pytest.mark.long
 def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path, tmp_path: Path) -> None:
     """A change that no case runs gave the same name, and so 'equal', to whatever lay there."""
     tree = plant(tmp_path / "tree", WORKER)
@@ -175,6 +180,7 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
     assert f"note: this case was made on SGLang {name}; this is {resolve(str(idle)).version}" in asked.stderr
 
 
+@pytest.mark.long
 def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(idle: Path, tmp_path: Path) -> None:
     release = installed("sglang")
     done = eagletwin("compare", release, idle, "--case", "25015", cwd=tmp_path)
@@ -189,6 +195,7 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
     assert sum("Changed statements that ran: 0 of 1; not: sglang/" in line for line in listed) == 2
 
 
+@pytest.mark.long
 def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: Path, tmp_path: Path) -> None:
     """What both change, in the same way, is no difference between them."""
     done = eagletwin("compare", idle, both, "--case", "25015", cwd=tmp_path)
@@ -200,6 +207,7 @@ def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: 
     assert IDLE_NAME not in listed
 
 
+@pytest.mark.long
 def test_what_an_earlier_case_of_the_process_ran_is_not_counted_for_the_next(changed_host: Host, tmp_path: Path) -> None:
     case = replace(LEDGER["25015"].case, exercises=())
     aborting = replace(
@@ -221,6 +229,7 @@ def test_a_release_says_nothing_of_changes(host: Host, busy_case: Case, tmp_path
     assert b"differs" not in (tmp_path / "trace.json").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["fast", "interpreter"])
 def test_kernels_count_as_run_when_they_are_launched(kernel_host: Host, tmp_path: Path, kernels: Kernels) -> None:
     case = LEDGER["25015"].case
@@ -262,9 +271,14 @@ def test_of_something_else(eagletwin):
 """
 
 
-def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", [False, *long(True)])
+def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester, workers: bool) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "1")
+    words = ("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle))
+    if workers:
+        result = pytester.runpytest_subprocess(*words, "-n", "1")
+    else:
+        result = forked.session(pytester.path, *words, source=resolve(str(idle)))
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert (

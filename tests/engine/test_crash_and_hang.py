@@ -10,6 +10,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.engines.host import Host
 
+from ..rows import spread
 from .conftest import Runner
 
 VERIFY = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify"
@@ -37,7 +38,9 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("death", sorted(DEATHS))
+@pytest.mark.parametrize(
+    "death", spread(sorted(DEATHS), lambda death: DEATHS[death][1], lambda death: DEATHS[death][1] == "engine.crash" and death)
+)
 def test_a_death_in_the_middle_of_a_case_is_a_verdict_and_the_next_case_runs(run: Runner, busy_case: Case, death: str) -> None:
     statement, rule, detail = DEATHS[death]
     trace, verdict = run(busy_case, _at_verify(statement), limits=Limits(step=STEP))
@@ -56,6 +59,7 @@ def test_a_death_is_not_put_off_by_a_library_that_prints_frames(run: Runner, bus
     assert "Segfault encountered" not in log.read_text()
 
 
+@pytest.mark.long
 def test_a_case_that_takes_too_long_as_a_whole_is_a_hang(run: Runner, busy_case: Case) -> None:
     slow = Edit(
         target=VERIFY, match="return run_eagle_verify(", replacement="import time; time.sleep(1)\nreturn run_eagle_verify("
@@ -143,6 +147,7 @@ def test_a_divergence_before_a_crash_is_what_counts(run: Runner, busy_case: Case
     assert trace.header.ending.kind == "crashed"
 
 
+@pytest.mark.long
 def test_a_divergence_before_a_hang_is_what_counts(run: Runner, busy_case: Case) -> None:
     wrong = Edit(
         target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
@@ -164,6 +169,7 @@ def test_an_engine_process_that_is_gone_is_a_verdict_and_is_built_again(
     assert host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after")).header.ending.kind == "finished"
 
 
+@pytest.mark.long
 def test_a_zygote_that_was_killed_costs_the_next_case_nothing(
     busy_case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -11,6 +11,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.testing.twin import Twin
 
+from ..rows import spread
 from .conftest import Runner
 
 DRAFT = "sglang.srt.models.llama_eagle3"
@@ -138,6 +139,7 @@ def case(busy_case: Case) -> Case:
     return msgspec.structs.replace(busy_case, model="llama-eagle3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-eagle3", "llama-eagle3-full"])
 def test_generated_cases_are_equal(eagletwin: Twin, name: str) -> None:
     focus = Focus(model=name, num_steps=4, page_size=4, radix_cache=True)
@@ -154,7 +156,7 @@ def test_generated_cases_are_equal(eagletwin: Twin, name: str) -> None:
     assert seen == 25
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][1]))
 def test_a_fault_in_what_eagle3_adds_is_found_and_named(run: Runner, case: Case, fault: str) -> None:
     edit, rule, stage, step, index = PLANTED[fault]
     trace, verdict = run(case, edit)
@@ -172,7 +174,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("token", sorted(OUTSIDE))
+@pytest.mark.parametrize("token", spread(sorted(OUTSIDE)))
 def test_a_token_outside_the_vocabulary_is_a_divergence_though_the_worker_dies_of_it(
     run: Runner, case: Case, token: str
 ) -> None:

@@ -8,6 +8,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, HostPolicy, Reques
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 
+from ..rows import long, spread
 from .conftest import Runner
 
 
@@ -134,6 +135,7 @@ def test_rows_that_come_back_are_those_that_were_given_up(run: Runner, policy: H
     assert _restored(trace) == [("d", 23)]
 
 
+@pytest.mark.long
 def test_and_so_where_rows_were_used_twice_before_they_are_written(run: Runner) -> None:
     """write_through_selective writes what a second request goes on from."""
     first = tokens(1, 24)
@@ -146,6 +148,7 @@ def test_and_so_where_rows_were_used_twice_before_they_are_written(run: Runner) 
     assert [request for request, _ in _restored(trace)] == ["last"]
 
 
+@pytest.mark.long
 def test_and_so_in_whole_pages(run: Runner) -> None:
     trace, verdict = run(case(page_size=4, pages=64, exercises=("host_written", "host_restored")))
     assert verdict.status == "equal", verdict
@@ -157,13 +160,14 @@ def test_a_host_that_is_full_gives_rows_up(run: Runner) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("model", ["llama-eagle3", "mimo-v2", "deepseek-nextn", "gpt-oss-eagle3"])
+@pytest.mark.parametrize("model", ["mimo-v2", *long("llama-eagle3", "deepseek-nextn", "gpt-oss-eagle3")])
 def test_so_it_is_with_drafts_beside_the_target_and_in_its_pool_with_windows_and_latent_rows(run: Runner, model: str) -> None:
     trace, verdict = run(case(model=model, exercises=("host_written", "host_restored")))
     assert verdict.status == "equal", verdict
     assert [request for request, _ in _restored(trace)] == ["d"]
 
 
+@pytest.mark.long
 def test_a_request_accepts_as_much_after_its_rows_came_back_as_before(run: Runner) -> None:
     """The same request with nothing cached, with rows that came back, and after a flush."""
     asked = tokens(1, 24)
@@ -182,7 +186,7 @@ def test_a_request_accepts_as_much_after_its_rows_came_back_as_before(run: Runne
     assert lower["back"] < accepted["back"]
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, shown, rule = PLANTED[fault]
     trace, verdict = run(shown, edit)
@@ -191,12 +195,14 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        "device_kv_buffers = device_kv_buffers[1:]",
-        "host_indices = host_indices[1:]",
-        "host_indices = host_indices + 10**6",
-        "device_indices = device_indices - 10**6",
-    ],
+    spread(
+        [
+            "device_kv_buffers = device_kv_buffers[1:]",
+            "host_indices = host_indices[1:]",
+            "host_indices = host_indices + 10**6",
+            "device_indices = device_indices - 10**6",
+        ]
+    ),
 )
 def test_what_no_copy_can_take_is_the_crash_of_who_hands_it_over(run: Runner, change: str) -> None:
     _, verdict = run(case(), _before_a_backup(change))

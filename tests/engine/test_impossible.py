@@ -19,6 +19,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner
 from .test_grammars import SAMPLE
 
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[Case, tuple[Edit, ...]]] = {
 LEFT_OUT = {"output.grammar": 1, "output.tokens": 1, "output.finish": 1, "output.counts": 7, "output.stream": 3}
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", spread(sorted(CASES), lambda name: name in ("sampled", "with plain decode")))
 def test_what_cannot_be_is_not_judged_and_the_verdict_says_so(run: Runner, name: str) -> None:
     case, edits = CASES[name]
     trace, verdict = run(case, *edits)
@@ -80,6 +81,7 @@ def test_what_cannot_be_is_not_judged_and_the_verdict_says_so(run: Runner, name:
     assert "request a from its output token 2 on" in " ".join(argue(trace.header, verdict).split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["chain", "min_new_tokens with xgrammar"])
 def test_with_overlap_too(overlapped: Host, tmp_path: Path, name: str) -> None:
     """The round that is launched when a token is refused has a mask of its grammar, as it was before."""
@@ -157,8 +159,8 @@ ENDS_A_SERVER = {
 SAYS = {SAMPLER.id: "probability tensor contains either", REFUSED.id: "doesn't satisfy the grammar"}
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
-@pytest.mark.parametrize("name", sorted(ENDS_A_SERVER))
+@pytest.mark.parametrize("overlap", [False, *long(True)], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("name", spread(sorted(ENDS_A_SERVER), lambda name: ENDS_A_SERVER[name][0].id))
 def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
     host: Host, overlapped: Host, tmp_path: Path, name: str, overlap: bool
 ) -> None:
@@ -179,6 +181,7 @@ def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
         assert not ended.get("o", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", [SAMPLER, REFUSED], ids=["no round", "a round"])
 def test_where_nothing_that_a_request_was_sent_could_be_right_the_case_says_so_or_it_is_unknown(
     host: Host, tmp_path: Path, entry: Entry
@@ -198,14 +201,18 @@ def test_where_nothing_that_a_request_was_sent_could_be_right_the_case_says_so_o
 
 @pytest.mark.parametrize(
     "case",
-    [
-        _without(FORBIDDEN_FIRST, processor=None),
-        _without(FORBIDDEN_FIRST, grammar=None),
-        _without(FORBIDDEN_FIRST, sampling=None),
-        _without(FORBIDDEN_FIRST, sampling=Sampling()),
-        _without(HELD_BACK.requests[0], min_new_tokens=0),
-        replace(REFUSED.case, requests=(replace(REFUSED.case.requests[0], processor=None, grammar=Grammar(rules=("d*",))),)),
-    ],
+    spread(
+        [
+            _without(FORBIDDEN_FIRST, processor=None),
+            _without(FORBIDDEN_FIRST, grammar=None),
+            _without(FORBIDDEN_FIRST, sampling=None),
+            _without(FORBIDDEN_FIRST, sampling=Sampling()),
+            _without(HELD_BACK.requests[0], min_new_tokens=0),
+            replace(
+                REFUSED.case, requests=(replace(REFUSED.case.requests[0], processor=None, grammar=Grammar(rules=("d*",))),)
+            ),
+        ]
+    ),
     ids=["no processor", "no grammar", "greedy", "neither top_p nor top_k nor min_p", "no min_new_tokens", "it may go on"],
 )
 def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:
@@ -215,7 +222,10 @@ def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "overlap", "known"),
-    [(SAMPLER.case, False, [SAMPLER.id]), (HELD_BACK, False, [SAMPLER.id]), (CHAIN, True, ["logit-processor", REFUSED.id])],
+    [
+        (SAMPLER.case, False, [SAMPLER.id]),
+        *long((HELD_BACK, False, [SAMPLER.id]), (CHAIN, True, ["logit-processor", REFUSED.id])),
+    ],
     ids=["a processor", "min_new_tokens", "refused in a round"],
 )
 def test_a_search_knows_them(host: Host, overlapped: Host, case: Case, overlap: bool, known: list[str]) -> None:

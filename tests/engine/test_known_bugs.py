@@ -27,6 +27,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long
 from .planted_trees import plant
 
 TAIL = LEDGER["multi-layer-chunk-tail-2"]
@@ -50,6 +51,7 @@ def test_what_a_remedy_makes_equal_is_known(host: Host) -> None:
     assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
 
 
+@pytest.mark.long
 def test_a_bug_of_overlap_is_known_where_a_draft_always_runs_with_it(host: Host) -> None:
     stream = LEDGER["retracted-stream"]
     _, one = explained(host, replace(stream.case, exercises=(), model="gemma-4-assistant"))
@@ -101,7 +103,7 @@ SHORT_ROWS = Edit(
 )
 
 
-@pytest.mark.parametrize(("num_steps", "known"), [(4, []), (5, [OVERFLOW.id])])
+@pytest.mark.parametrize(("num_steps", "known"), [(4, []), *long((5, [OVERFLOW.id]))])
 def test_what_a_remedy_makes_equal_is_new_where_the_sglang_without_the_change_is_right(
     host: Host, num_steps: int, known: list[str]
 ) -> None:
@@ -119,6 +121,7 @@ def test_there_is_no_base_where_nothing_is_changed_but_by_remedies(host: Host) -
     assert base_of(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),))) is not None
 
 
+@pytest.mark.long
 def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes up when the search asks whether the entry's bug is here. With its remedy the other bug is left."""
     best = "topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)\n"
@@ -140,6 +143,7 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     assert shown.signature.rule == "draft.positions"
 
 
+@pytest.mark.long
 def test_a_known_bug_is_mended_in_the_cases_that_may_show_it(host: Host) -> None:
     """The cases of a block with min_p run with the remedy of `min-p`; those of them that ask for none could not show it."""
     asked = Asked(held={"model": "llama-tiny", "topk": 1}, sampling="target", asks=("min_p",))
@@ -175,6 +179,7 @@ BACK_IN_A_TREE = replace(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [COMES_BACK, BACK_IN_A_TREE], ids=["a text that has ended", "rules, in a tree"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 def test_a_chunk_s_tail_of_a_greedy_request_with_a_grammar_is_known(
@@ -195,6 +200,7 @@ def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
     assert mends.explain(leaked, DECLARED_VIEW).known == ()
 
 
+@pytest.mark.long
 def test_a_case_that_ran_first_on_a_cpu_is_not_run_alone_once_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = list[Case]()
     look_alone = Trials.look_alone
@@ -278,6 +284,7 @@ TWO = replace(
 )
 
 
+@pytest.mark.long
 def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_out(host: Host) -> None:
     """Of the two bugs that the second remedy mends that is named whose rule breaks without it."""
     second = LEDGER["multi-layer-topk-windows"]
@@ -288,6 +295,7 @@ def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_ou
     assert mends.trials((TAIL,)).look(TWO).verdict.rule == second.rule
 
 
+@pytest.mark.long
 def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
     backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
     edit = Edit(target=f"{WORKER}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))
@@ -297,6 +305,7 @@ def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
     assert one.trial.signature is not None
 
 
+@pytest.mark.long
 def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host) -> None:
     """No case is run to see that a live bug is there, where the code that its remedy edits is as in the newest release."""
     mends = Mends(host, DEFAULT_RUN)
@@ -326,6 +335,7 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
     assert left.trial.signature == unknown.trials().look(bug).signature
 
 
+@pytest.mark.long
 def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     """In the declared view a plain draft model's own rows are wrong first; with both bugs mended the case is right."""
     entry = LEDGER["hidden-standalone"]
@@ -337,6 +347,7 @@ def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     assert LEDGER["standalone-keys"] not in mends.apt(LEDGER["standalone-keys"].case, DECLARED_VIEW)
 
 
+@pytest.mark.long
 def test_and_with_overlap_where_its_own_case_is_right(overlapped: Host) -> None:
     """A retraction that falls into another step shows grammar-end there; its own case does not."""
     mends = Mends(overlapped, replace(DEFAULT_RUN, mode=overlapped.mode))

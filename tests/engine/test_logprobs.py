@@ -11,6 +11,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.rules.outputs import in_steps
 
+from ..rows import spread
 from .asked import PROMPT, answered
 from .changes import Change, bump, changed, lengthen, nan, nudge, percent, shorten
 from .conftest import Runner
@@ -152,7 +153,7 @@ def test_what_it_is_told_is_right(run: Runner, case: Case) -> None:
     assert verdict.checked["output.logprobs"] > 20
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     case, edit, rule = PLANTED[fault]
     trace, verdict = run(replace(case, exercises=()), edit)
@@ -186,6 +187,7 @@ def test_a_probability_that_is_no_normal_float32_has_the_logarithm_of_a_step_bes
     assert in_steps(expected, actual, error).tolist() == [[-101.487, least, -101.529, least, -110.0, -80.0, -80.0]]
 
 
+@pytest.mark.long
 def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner) -> None:
     """A prefill's logarithms are of probabilities in float32: beside a token this likely all others have 0."""
     request = Request(
@@ -205,6 +207,7 @@ def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner
     assert judge(wrong).rule == "output.logprobs"  # the likely one is the better one still
 
 
+@pytest.mark.long
 def test_a_greedy_request_is_told_of_such_a_probability_where_its_prefill_has_one_that_samples(run: Runner) -> None:
     greedy = Request(
         id="a",

@@ -15,6 +15,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner
 from .older import host_of
 
@@ -82,7 +83,7 @@ def test_and_of_an_eagle3_head(run: Runner) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)
@@ -94,7 +95,7 @@ OF_B = ("b", "finished")
 OUTSIDE: dict[GrammarBackend, str] = {"xgrammar": "finished", "llguidance": "crashed"}
 
 
-@pytest.mark.parametrize("arrive", [1, 2], ids=["behind a prefill", "behind a round"])
+@pytest.mark.parametrize("arrive", [1, *long(2)], ids=["behind a prefill", "behind a round"])
 @pytest.mark.parametrize("backend", sorted(OUTSIDE))
 def test_with_overlap_a_running_request_is_masked_by_the_step_before_and_by_all_its_text_with_the_candidate_fix(
     overlapped: Host, tmp_path: Path, backend: GrammarBackend, arrive: int
@@ -132,8 +133,8 @@ IN_PAGES = replace(
 )
 
 
-@pytest.mark.parametrize("case", [MEMORY.case, IN_PAGES], ids=["a chain", "a tree in pages"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("case", [*long(MEMORY.case), IN_PAGES], ids=["a chain", "a tree in pages"])
+@pytest.mark.parametrize("overlap", [False, *long(True)], ids=["no overlap", "overlap"])
 def test_the_rest_of_a_prompt_keeps_its_slots_with_the_candidate_fix_and_ends_the_worker_without(
     host: Host, overlapped: Host, tmp_path: Path, case: Case, overlap: bool
 ) -> None:
@@ -151,7 +152,7 @@ def test_the_rest_of_a_prompt_keeps_its_slots_with_the_candidate_fix_and_ends_th
             assert "ut of memory" in verdict.reason
 
 
-@pytest.mark.parametrize("case", [MEMORY.case, IN_PAGES], ids=["a chain", "a tree in pages"])
+@pytest.mark.parametrize("case", [MEMORY.case, *long(IN_PAGES)], ids=["a chain", "a tree in pages"])
 def test_a_search_knows_it(host: Host, case: Case) -> None:
     case = replace(case, exercises=())
     mends = Mends(host, DEFAULT_RUN)
@@ -161,7 +162,7 @@ def test_a_search_knows_it(host: Host, case: Case) -> None:
     assert MEMORY in mends.seen(case, DECLARED_VIEW)
 
 
-@pytest.mark.parametrize("without", ["mixed chunks", "a prompt in chunks", "a full pool"])
+@pytest.mark.parametrize("without", spread(["mixed chunks", "a prompt in chunks", "a full pool"]))
 def test_nothing_ends_without_what_it_takes(run: Runner, without: str) -> None:
     own = MEMORY.case.engine.sglang
     other = {
@@ -197,7 +198,8 @@ WIDE = replace(
 )
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+@pytest.mark.long
+@pytest.mark.parametrize("overlap", [*long(False), True], ids=["no overlap", "overlap"])
 def test_a_chunk_of_a_model_with_states_ends_with_a_page_with_the_candidate_fix_and_inside_one_without(
     host: Host, overlapped: Host, tmp_path: Path, overlap: bool
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_chunk_of_a_model_with_states_ends_with_a_page_with_the_candidate_fix_
     assert ends == {"red": [64, 129, 194], "green": [64, 128, 192, 194]}
 
 
+@pytest.mark.long
 def test_who_comes_to_such_a_prefix_goes_on_from_a_wrong_state(host: Host, tmp_path: Path) -> None:
     assert STATE.remedy is not None
     for name, patches in (("red", ()), ("green", (STATE.remedy,))):
@@ -239,6 +242,7 @@ SHORT = replace(
 )
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, tmp_path: Path) -> None:
     entry, kept = STATE.remedy, {}
     assert entry is not None
@@ -255,6 +259,7 @@ def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, t
     assert any(start % 4 for start, _ in kept["green"][0])
 
 
+@pytest.mark.long
 def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
     case = replace(STATE.case, exercises=())
     mends = Mends(host, DEFAULT_RUN)
@@ -264,6 +269,7 @@ def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
     assert STATE in mends.seen(WIDE, DECLARED_VIEW)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("without", ["mixed chunks", "pages", "a third chunk", "a request that runs"])
 def test_states_are_right_without_what_it_takes(run: Runner, without: str) -> None:
     own, [a, b] = STATE.case.engine.sglang, STATE.case.requests

@@ -1,5 +1,6 @@
 """Multi-layer drafts (MTP) on the real worker: every rule per layer, and what is wrong with it in this release."""
 
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -22,12 +23,13 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner
 from .plain import PLAIN
 
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
-LONG = pytest.mark.long
-BOTH = pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
+MODELS = ("llama-mtp", "llama-mtp-chain")
+BOTH = pytest.mark.parametrize("model", ["llama-mtp-chain", *long("llama-mtp")])
 # "step" of the worker's two loops over the layers -> its assignment of the layer's pools to the batch (PR #22954)
 SWAPS = [
     Edit(
@@ -50,7 +52,8 @@ def _tails(tally: Tally) -> list[str]:
     return [name for name, bug in tally.known.items() if bug.cases and "multi-layer-chunk-tail" in name]
 
 
-@pytest.mark.parametrize("model", [pytest.param("llama-mtp", marks=LONG), "llama-mtp-chain"])
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
 def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
     trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
     search = Fuzz(
@@ -74,10 +77,8 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
         assert tally.exercised[feature] >= 3, feature
 
 
-@pytest.mark.parametrize(
-    ("model", "cases"),
-    [("mimo-v2", 15), pytest.param("mimo-v2-window", 20, marks=LONG), pytest.param("step-3.5-window", 8, marks=LONG)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "cases"), [("mimo-v2", 15), ("mimo-v2-window", 20), ("step-3.5-window", 8)])
 def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
     host: Host, tmp_path: Path, model: str, cases: int
 ) -> None:
@@ -102,7 +103,7 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
         assert search.tally.exercised[feature] >= 1, feature
 
 
-@pytest.mark.parametrize("model", ["mimo-v2-window", "step-3.5"])
+@pytest.mark.parametrize("model", ["mimo-v2-window", *long("step-3.5")])
 def test_the_chunk_tail_is_as_wrong_in_the_classes_of_two_model_families(host: Host, tmp_path: Path, model: str) -> None:
     case = msgspec.structs.replace(THREE.case, model=model, exercises=())
     found = {}
@@ -113,7 +114,7 @@ def test_the_chunk_tail_is_as_wrong_in_the_classes_of_two_model_families(host: H
     assert found == {"none": [[2], [1, 2], [0, 1, 2]], "one": [[], [2], [1, 2]], "all": [[], [], []]}
 
 
-@pytest.mark.parametrize("entry", [TWO, THREE], ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", [*long(TWO), THREE], ids=lambda entry: entry.id)
 def test_a_token_for_the_first_layer_alone_leaves_every_other_wrong(host: Host, tmp_path: Path, entry: Entry) -> None:
     """Of layer k, rows K-1-k..K-1 are wrong without any fix; with the one-token fix all but the first of them."""
     layers, found = range(entry.case.num_steps), {}
@@ -175,6 +176,7 @@ def test_a_rejected_draft_stays_in_the_rows_that_were_fed_it(host: Host, tmp_pat
     assert judge(_play(host, alone, tmp_path / "alone"), view="committed").status == "equal"
 
 
+@pytest.mark.long
 @BOTH
 def test_the_pools_that_are_put_on_the_batch_are_never_read(host: Host, tmp_path: Path, model: str) -> None:
     """PR #22954 undone, and more: in this release a forward takes its pools from its own runner's attention backend."""
@@ -192,7 +194,8 @@ _CALLS = {
 }
 
 
-@pytest.mark.parametrize("model", ["llama-mtp-chain", "mimo-v2"])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["llama-mtp-chain", *long("mimo-v2")])
 def test_a_read_of_a_pool_of_the_batch_would_fail(host: Host, tmp_path: Path, model: str) -> None:
     """`replace()` in the prefill loop drops both attributes, and the loop after verify keeps them: it makes no difference."""
     mines = [
@@ -215,6 +218,7 @@ def test_layers_with_request_pools_of_their_own_are_equal(host: Host, tmp_path: 
     assert judge(trace).status == "equal"
 
 
+@pytest.mark.long
 def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(host: Host, tmp_path: Path) -> None:
     trials, held = Trials(host, RunSpec(patches=(ALL_LAYERS, TREES))), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
     search = Fuzz(
@@ -280,8 +284,9 @@ PLANTED = {
 }
 
 
-@BOTH
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize(
+    ("fault", "model"), spread(product(sorted(PLANTED), MODELS), lambda row: PLANTED[row[0]][1], lambda row: row[1])
+)
 def test_a_fault_in_one_layer_is_found_there(run: Runner, model: str, fault: str) -> None:
     edit, rule, layer = PLANTED[fault]
     case = msgspec.structs.replace(THREE.case, model=model, chunked_prefill_size=64, exercises=())
@@ -322,6 +327,7 @@ def test_trees_of_several_layers_change_the_output(host: Host, tmp_path: Path) -
     assert (alone.status, alone.rule) == ("diverged", "output.tokens")
 
 
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("function", ["_draft_extend_for_prefill", "_draft_extend_for_decode"])
 def test_a_death_between_two_layers_is_unknown_and_what_was_seen_before_is_judged(

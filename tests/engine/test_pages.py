@@ -12,6 +12,7 @@ from eagletwin.harness.page.document import Document
 from eagletwin.harness.page.render import html_of
 from eagletwin.harness.page.run import run_page
 
+from ..rows import spread
 from .changes import Change, last_of
 from .test_judge_sees_every_number import PLANTED
 from .test_judge_sees_every_tree import CHANGES
@@ -37,7 +38,7 @@ def signs(page: Document) -> int:
     return sum(cell.kind == "wrong" for table in page.tables for row in table.rows for cell in row.cells)
 
 
-@pytest.mark.parametrize(("stage", "tensor", "change", "rule"), PLANTED)
+@pytest.mark.parametrize(("stage", "tensor", "change", "rule"), spread(PLANTED, lambda row: row[3]))
 def test_a_planted_fault_has_a_page(busy_trace: Trace, stage: str, tensor: str, change: Change, rule: str) -> None:
     made = page_of(busy_trace, stage, tensor, change)
     assert made.headline.startswith(rule)
@@ -46,7 +47,7 @@ def test_a_planted_fault_has_a_page(busy_trace: Trace, stage: str, tensor: str, 
     assert made.tables or counted
 
 
-@pytest.mark.parametrize(("stage", "tensor"), CHANGES)
+@pytest.mark.parametrize(("stage", "tensor"), spread(CHANGES, lambda row: min(CHANGES[row][1])))
 def test_a_planted_fault_of_a_tree_is_drawn(tree_trace: Trace, stage: str, tensor: str) -> None:
     made = page_of(tree_trace, stage, tensor, CHANGES[stage, tensor][0])
     if not made.trees:

@@ -61,6 +61,7 @@ def test_a_patch_that_does_not_fit_is_an_error_and_never_a_skip(host: Host, busy
     assert error.value.exit_code == 129
 
 
+@pytest.mark.long
 def test_a_patch_may_say_what_else_fits(host: Host, busy_case: Case, tmp_path: Path) -> None:
     """Edits of the first list that fit are taken back where another of it does not."""
     most = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin(")
@@ -167,6 +168,7 @@ def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host:
     assert not host.engine(case, (revert,)).run(case, tmp_path / "chain").header.idle_edits
 
 
+@pytest.mark.long
 def test_a_search_under_a_reversal_that_no_case_calls_cannot_tell(tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--only", "llama-mtp", "--only", "topk=1", "--revert", "25015", "--cases", "2", cwd=tmp_path)
     assert done.returncode == 125, done

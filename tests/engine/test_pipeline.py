@@ -24,6 +24,7 @@ from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.judge.trees import tree_of
 from eagletwin.harness.page.run import run_page
 
+from ..rows import long, spread
 from .changes import last_of
 
 SCHEDULER = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
@@ -242,6 +243,7 @@ def test_the_nodes_of_a_tree_that_nobody_drafted_count_up_with_the_fix(staged: H
         assert (verdict.status, verdict.rule) == ("diverged", "verify.inputs"), name
 
 
+@pytest.mark.long
 def test_a_prompt_goes_on_in_a_small_pool_where_its_chunk_would_be_empty(staged: Host, tmp_path: Path) -> None:
     """One that waited would find its slots taken: the request that decodes beside it takes what is free."""
     names = ("pipeline-empty", "pipeline-mixed")
@@ -289,6 +291,7 @@ def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -
     assert (verdict.rule, verdict.first.index, verdict.first.actual) == ("ranks.agree", "the record", "absent")
 
 
+@pytest.mark.long
 def test_a_search_mends_there_what_is_proven_in_one_process(staged: Host) -> None:
     """The cases of most entries have a target of one layer, which no pipeline runs."""
     mends = Mends(staged, replace(DEFAULT_RUN, mode=staged.mode))
@@ -351,9 +354,11 @@ def test_a_kernel_of_the_first_stage_that_was_not_checked_leaves_doubt(trace: Tr
     "case",
     [
         TREE,
-        CACHED,
-        replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",)),
-        replace(in_settings(draft_window=4, draft_sink=2), name="window"),
+        *long(
+            CACHED,
+            replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",)),
+            replace(in_settings(draft_window=4, draft_sink=2), name="window"),
+        ),
     ],
     ids=lambda case: case.name,
 )
@@ -362,6 +367,7 @@ def test_a_case_is_equal(staged: Host, tmp_path: Path, case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
+@pytest.mark.long
 def test_a_divergence_in_a_tree_that_nobody_drafted_is_told_without_a_drawing(staged: Host, tmp_path: Path) -> None:
     traced = staged.engine(TREE).run(TREE, tmp_path).judged_of(None)
     found = Divergence(
@@ -383,6 +389,7 @@ def test_a_number_that_the_first_stage_counts_otherwise_is_named(trace: Trace) -
     assert (verdict.first.index, verdict.first.rank) == ("available", 1)
 
 
+@pytest.mark.long
 def test_the_same_scheduler_runs_one_case_after_another(staged: Host, tmp_path: Path) -> None:
     engine = staged.engine(CHAIN)
     for number in range(3):
@@ -390,7 +397,7 @@ def test_the_same_scheduler_runs_one_case_after_another(staged: Host, tmp_path: 
         assert judge(engine.run(CHAIN, tmp_path / str(number), fresh=False)).status == "equal"
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", spread(sorted(FAULTS), lambda fault: FAULTS[fault][-1].partition(".")[0]))
 def test_a_planted_fault_is_named(staged: Host, tmp_path: Path, fault: str) -> None:
     case, edit, rule = FAULTS[fault]
     found = staged.engine(case, (Patch(name="planted", edits=(edit,)),)).run(case, tmp_path)

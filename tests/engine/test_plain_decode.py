@@ -16,8 +16,10 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import long, spread
 from .conftest import Runner, in_mode
-from .test_penalties import FIXED, PLANTED
+from .test_asked import FIXED
+from .test_asked import PENALTIES_PLANTED as PLANTED
 
 PLAIN = EngineSettings(sglang=SGLangSettings(plain_decode=True))
 CASE = Case(
@@ -67,12 +69,13 @@ def test_each_token_is_that_of_plain_decode_but_where_a_round_does_not_count_its
     assert verdict.checked["output.plain"] == 2 * len(CASE.requests)
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", spread(sorted(FAULTS)))
 def test_a_fault_of_plain_decode_is_named(run: Runner, fault: str) -> None:
     trace, verdict = run(replace(CASE, exercises=()), *FIXED, FAULTS[fault])
     assert (verdict.status, verdict.rule) == ("diverged", "output.plain"), (verdict, trace.header.ending)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["the last token of each round alone is counted (live)", "verify leaves the scaling out"])
 def test_what_verify_does_wrong_shows_without_the_rules_that_the_reference_decides(run: Runner, fault: str) -> None:
     trace, _ = run(replace(CASE, exercises=()), *PLANTED[fault][0])
@@ -99,6 +102,7 @@ def test_a_request_without_wishes_gets_what_plain_decode_says_in_trees_pages_and
     assert said(trace)["a"] == said(trace)["b"]
 
 
+@pytest.mark.long
 def test_an_answer_that_an_abort_lets_go_on_behind_a_stop_token(run: Runner) -> None:
     """SGLang cuts a round's tokens at a stop token when it looks for the end, and of an aborted request it has one already."""
     case = Case(
@@ -149,8 +153,9 @@ def test_an_entry_of_the_ledger_shows_in_plain_decode_too(run: Runner) -> None:
 @pytest.mark.parametrize(
     ("model", "prompt"),
     [
-        ("mimo-v2-window", (30, 75, 69, 16, 47, 77, 60, 80, 74)),
-        ("step-3.5-window", (49, 53, 5, 33, 65, 62, 51, 38, 61)),
+        *long(
+            ("mimo-v2-window", (30, 75, 69, 16, 47, 77, 60, 80, 74)), ("step-3.5-window", (49, 53, 5, 33, 65, 62, 51, 38, 61))
+        ),
         ("gpt-oss-eagle3", LEDGER["decode-window"].also[0].requests[0].prompt),
     ],
 )
@@ -203,6 +208,7 @@ RETRACTED = Case(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", [False, True])
 def test_where_it_is_retracted_it_counts_what_was_sent_with_the_whole_fix(run: Runner, whole: bool) -> None:
     """Without overlap SGLang's penalizers count by themselves, and a request that comes back begins at 0: penalties-2."""

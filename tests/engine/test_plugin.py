@@ -14,7 +14,9 @@ from eagletwin.harness.core import case
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.families.valid import read_case
 
+from ..rows import long
 from . import forked
+from .test_kernels import UNKNOWN_KERNEL
 
 pytest_plugins = ["pytester"]
 
@@ -36,11 +38,14 @@ def test_a_fix_is_undone(eagletwin, case):
     eagletwin.check(case)
 """
 
-# What is found first is kept as it is: shrinking takes sixty more runs.
-UNSHRUNK = SUITE.replace("import given, settings", "import Phase, given, settings").replace(
-    "@given(case=cases(FOCUS, max_requests=2))\ndef test_a_fix",
-    "@settings(phases=[Phase.generate])\n@given(case=cases(FOCUS, max_requests=2))\ndef test_a_fix",
-)
+UNDONE = """
+import pytest
+from eagletwin.cases.ledger import LEDGER
+
+@pytest.mark.eagletwin(revert=[26329])
+def test_a_fix_is_undone(eagletwin):
+    eagletwin.check(LEDGER["26329"].case)
+"""
 
 
 WORDS = ("-p", "no:cacheprovider", "--eagletwin-profile", "ci")
@@ -84,24 +89,28 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Shrunk:
         return Shrunk(folder, forked.session(folder, *WORDS, "-k", "undone"))
 
 
-def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suite: pytest.Pytester, shrunk: Shrunk) -> None:
-    result = run(suite, "-n", "2")
-    result.assert_outcomes(passed=1, failed=1)
-    assert result.ret == 1
-    text = result.stdout.str()
+def test_a_suite_of_somebody_else_finds_shrinks_and_keeps(shrunk: Shrunk) -> None:
+    shrunk.result.assert_outcomes(failed=1, deselected=1)
+    assert shrunk.result.ret == 1
+    text = shrunk.result.stdout.str()
     assert "eagletwin 0.1.0: SGLang" in text
     assert "draft.input_ids" in text
     assert "its tail row" in text
-    [folder] = (suite.path / "eagletwin-runs").iterdir()
-    assert f"folder: {folder.relative_to(suite.path)}" in text
-    smallest = json.loads((folder / "case.json").read_text())
+    assert f"folder: {shrunk.kept.relative_to(shrunk.folder)}" in text
+    smallest = json.loads((shrunk.kept / "case.json").read_text())
     assert len(smallest["requests"]) == 1  # one request, one boundary
     assert len(smallest["requests"][0]["prompt"]) == 2
     assert smallest["chunks"] == [1]
-    script = forked.script(folder / "repro.py", cwd=suite.path, source=INSTALLED)
+    script = forked.script(shrunk.kept / "repro.py", cwd=shrunk.folder, source=INSTALLED)
     assert script.returncode == 1, script.stderr
     assert "draft.input_ids" in script.stdout
-    shrunk.result.assert_outcomes(failed=1, deselected=1)
+
+
+@pytest.mark.long
+def test_workers_of_such_a_suite_find_the_same(suite: pytest.Pytester, shrunk: Shrunk) -> None:
+    result = run(suite, "-n", "2")
+    result.assert_outcomes(passed=1, failed=1)
+    [folder] = (suite.path / "eagletwin-runs").iterdir()
     for part in ("case.json", "verdict.json", "trace.safetensors"):
         assert (folder / part).read_bytes() == (shrunk.kept / part).read_bytes()
     page = (shrunk.kept / "report.html").read_text(encoding="utf-8").replace(shrunk.kept.name, folder.name)
@@ -118,10 +127,10 @@ def test_a_test_of_which_nothing_is_stored_does_not_pass_by_replaying_nothing(
 
 
 def test_a_finding_is_kept_elsewhere_where_its_folder_cannot_be_written(suite: pytest.Pytester) -> None:
-    suite.makepyfile(test_other=UNSHRUNK)
+    suite.makepyfile(test_other=UNDONE)
     (suite.path / "taken").write_text("a file stands where the folder would be made")
-    result = run(suite, "-k", "undone", "--eagletwin-out", "taken/runs")
-    result.assert_outcomes(failed=1, deselected=1)
+    result = run(suite, "--eagletwin-out", "taken/runs")
+    result.assert_outcomes(failed=1)
     [line] = [line for line in result.stdout.lines if line.startswith("  folder: ")]
     folder = Path(line.removeprefix("  folder: "))
     assert (folder / "verdict.json").is_file()
@@ -173,15 +182,8 @@ def test_a_marker_that_cannot_be_followed_fails_its_test_alone_and_says_why(pyte
     assert "During handling" not in text
 
 
-def test_the_documented_use_needs_no_options(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No profile, no deadline: the first case of a test waits for an engine, for longer than Hypothesis would."""
-    monkeypatch.delenv("CI", raising=False)
-    pytester.makepyfile(SUITE.partition("@pytest.mark")[0])
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1", timeout=300)
-    result.assert_outcomes(passed=1)
-
-
-def test_a_test_without_time_for_any_case_fails(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", [False, *long(True)])
+def test_a_test_without_time_for_any_case_fails(pytester: pytest.Pytester, workers: bool) -> None:
     pytester.makepyfile(
         test_other=SUITE.partition("@pytest.mark")[0]
         + """
@@ -195,17 +197,16 @@ def test_one_case_is_played(eagletwin):
 """
     )
     words = ("-p", "no:cacheprovider", "--eagletwin-seconds", "0")
-    for workers in (False, True):
-        result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
-        result.assert_outcomes(failed=3)
-        lines = result.stdout.lines
-        for name, ran in (("the_release_is_right", "0 of 4"), ("one_case", "0"), ("one_case_is_played", "0")):
-            assert f"eagletwin: test_other.py::test_{name} ran {ran} cases: --eagletwin-seconds 0 was up" in lines
-        assert "0 of 4 cases ran before --eagletwin-seconds 0 was up, and 4 must" in lines
-        # Once a failure: pytest prints the line in its summary as well where CI is set, in whole.
-        raised = [line for line in lines if line.startswith("E ")]
-        assert sum("TimeUp: --eagletwin-seconds 0 was up before this case" in line for line in raised) == 2
-        assert "filtering out" not in result.stdout.str()
+    result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
+    result.assert_outcomes(failed=3)
+    lines = result.stdout.lines
+    for name, ran in (("the_release_is_right", "0 of 4"), ("one_case", "0"), ("one_case_is_played", "0")):
+        assert f"eagletwin: test_other.py::test_{name} ran {ran} cases: --eagletwin-seconds 0 was up" in lines
+    assert "0 of 4 cases ran before --eagletwin-seconds 0 was up, and 4 must" in lines
+    # Once a failure: pytest prints the line in its summary as well where CI is set, in whole.
+    raised = [line for line in lines if line.startswith("E ")]
+    assert sum("TimeUp: --eagletwin-seconds 0 was up before this case" in line for line in raised) == 2
+    assert "filtering out" not in result.stdout.str()
 
 
 SHORT = """
@@ -404,16 +405,16 @@ def test_played(eagletwin):
     assert "raise PatchDoesNotApply(" not in text
 
 
+@pytest.mark.parametrize("workers", [False, *long(True)])
 def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: bool
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile("def test_nothing(eagletwin): pass")
     words = ("--eagletwin-device", "cuda")
-    for workers in (False, True):
-        result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*--eagletwin-device cuda: *torch*", "  so:  nothing was run: *", "  try: *"])
+    result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--eagletwin-device cuda: *torch*", "  so:  nothing was run: *", "  try: *"])
 
 
 def test_there_is_no_option_that_has_one_value(pytester: pytest.Pytester) -> None:
@@ -453,17 +454,22 @@ def test_another():
 def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("CI")  # pytest cuts no lines there
-    for workers, tests in (((), UNSHRUNK), (("-n", "1"), UNSHRUNK)):
-        suite.makepyfile(test_other=tests)
-        result = run(suite, "-k", "undone", *workers)
-        text = result.stdout.str()
-        [line] = [line for line in result.stdout.lines if line.startswith("FAILED ")]
-        assert len(line) <= 80
-        assert line.startswith("FAILED test_other.py::test_a_fix_is_undone - CaseFailed: draft.input_ids")
-        assert "CaseFailed: draft.input_ids, request " in text
-        assert text.count("  expected  ") == 1
-        assert "Explanation" not in text
-        assert " object at 0x" not in text
+    suite.makepyfile(test_other=UNDONE)
+    result = run(suite)
+    [line] = failures(result)
+    assert line.startswith("FAILED test_other.py::test_a_fix_is_undone - CaseFailed: draft.input_ids")
+    assert result.stdout.str().count("  expected  ") == 1
+
+
+def failures(result: pytest.RunResult) -> list[str]:
+    """The lines of tests that failed, each of which fits 80 columns, in a text that argues once and shows no object."""
+    text = result.stdout.str()
+    assert "CaseFailed: draft.input_ids, request " in text
+    assert "Explanation" not in text
+    assert " object at 0x" not in text
+    lines = [line for line in result.stdout.lines if line.startswith("FAILED ")]
+    assert all(len(line) <= 80 for line in lines)
+    return lines
 
 
 def test_the_case_that_hypothesis_prints_can_be_pasted(suite: pytest.Pytester, shrunk: Shrunk) -> None:
@@ -554,20 +560,31 @@ def test_undone(eagletwin, name):
 
 def test_live(eagletwin):
     eagletwin.check(LEDGER["multi-layer-chunk-tail-2"].case)
+
+@pytest.mark.eagletwin(patches=["patch.json"])
+def test_unchecked(eagletwin):
+    eagletwin.check(LEDGER["25015"].case)
 """
 
 
 @pytest.mark.slow
-def test_programs_read_a_failure_in_junit_xml_and_github_in_one_annotation(
+def test_a_worker_needs_no_options_and_hands_on_what_programs_read(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a worker of pytest-xdist, which tells its controller both."""
+    """A worker of pytest-xdist hands JUnit's properties, GitHub's annotations, the line of a failure and the kernels that were
+    not checked on to its controller. The first test has no profile and no deadline, as documented: its first case waits for an
+    engine, for longer than Hypothesis would."""
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makepyfile(test_reported=REPORTED)
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+    (pytester.path / "patch.json").write_bytes(msgspec.json.encode(UNKNOWN_KERNEL))
+    pytester.makepyfile(test_documented=SUITE.partition("@pytest.mark")[0], test_reported=REPORTED)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1", "--junitxml", "junit.xml", timeout=300)
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(passed=2, failed=2)
+    assert len(failures(result)) == 2
+    result.stdout.fnmatch_lines(["*eagletwin: not checked by kernel.*Triton's interpreter ran it: _fwd_kernel*"])
     found = {
         case.get("name"): {one.get("name"): one.get("value") for one in case.iter("property")}
         for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")

@@ -1,22 +1,28 @@
-"""The ledger on the real worker: red without each fix, green with it; and what boundary records alone can see."""
+"""The ledger on the real worker and on published wheels: red without each fix, green with it."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.confirm import check
-from eagletwin.harness.commands.prove.proof import prove
+from eagletwin.harness.check.trials import ask
+from eagletwin.harness.commands.prove.proof import prove, prove_on_wheels, show_claim
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+
+from ..rows import spread
+
+# The ledger on the real worker: red without each fix, green with it; and what boundary records alone can see.
 
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))))
@@ -48,7 +54,7 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(WHERE))
+@pytest.mark.parametrize("name", spread(sorted(WHERE), lambda name: LEDGER[name].rule))
 def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
     trace = host.engine(entry.case, entry.red.patches).run(entry.case, tmp_path)
@@ -57,6 +63,7 @@ def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) 
         assert part in text, text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "most", "kernel"),
     [("indices-overflow", 7, "assign_req_to_token_pool"), ("row-overflow", 4, "generate_draft_decode_kv_indices")],
@@ -120,6 +127,7 @@ def test_a_finding_that_a_remedy_of_the_ledger_makes_equal_is_named(host: Host, 
     assert "It may be retracted-chunk-tail: with its remedy this case is equal" in outcome.report
 
 
+@pytest.mark.long
 def test_a_finding_that_no_remedy_makes_equal_is_named_by_none(host: Host, tmp_path: Path) -> None:
     entry = LEDGER["26329"]
     patches = entry.red.patches
@@ -127,3 +135,77 @@ def test_a_finding_that_no_remedy_makes_equal_is_named_by_none(host: Host, tmp_p
     outcome = check(host.engine(entry.case, patches), entry.case, tmp_path, run, host=host)
     assert (outcome.verdict.rule, outcome.known) == ("draft.input_ids", "")
     assert "It may be" not in outcome.report
+
+
+# The ledger's probes on this SGLang: green as it is where the bug is fixed, red without the fix; of a live one the reverse.
+
+
+TOLD_APART = [name for name, probe in PROBES.items() if probe.revert is not None or probe.remedy is not None]
+
+
+@pytest.mark.parametrize("name", TOLD_APART)
+def test_a_probe_is_red_with_its_bug_and_green_without(host: Host, name: str) -> None:
+    probe = PROBES[name]
+    change = probe.revert or probe.remedy
+    assert change is not None
+    released, changed = ask(probe, host), ask(probe, host, (change,))
+    green, red = (released, changed) if probe.fixed else (changed, released)
+    assert green.status == "equal"
+    assert (red.status, red.rule) == ("diverged", probe.rule)
+
+
+def test_a_refused_plan_shows_what_the_step_was_handed(host: Host) -> None:
+    """As on 0.5.12: the slots of both requests' three steps, and no plan."""
+    probe = PROBES["26239"]
+    assert probe.revert is not None
+    first = ask(probe, host, (probe.revert,)).first
+    assert first is not None
+    assert first.actual == str(probe.call.given["slots"])
+
+
+# The claim that `prove` shows first: the same tokens with a fix and without it, and fewer accepted drafts.
+
+
+def test_tokens_are_the_same_and_accepted_drafts_are_not(host: Host) -> None:
+    text = show_claim(host, LEDGER["26329"], DEFAULT_RUN)
+    assert len(text.splitlines()) <= 12
+    tokens = [line for line in text.splitlines() if line.startswith("  tokens ")]
+    drafts = [line for line in text.splitlines() if line.startswith("  accepted drafts ")]
+    assert tokens[0] == tokens[1]
+    assert drafts[0].endswith(" = 26 in 14 rounds")
+    assert drafts[1].endswith(" = 23 in 17 rounds")
+
+
+def test_an_entry_without_such_a_case_shows_nothing(host: Host) -> None:
+    assert show_claim(host, LEDGER["25015"], DEFAULT_RUN) == ""
+
+
+# Fixes proven on published wheels, unchanged: red on the last release before the fix, green on the first with it.
+
+
+def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
+    """Of each way to prove one: a case, a worker built by hand, a probe. Two releases, started once; the command
+    `prove --releases all` needs ten."""
+    known = [LEDGER["26329"], LEDGER["26997-bonus"], PROBES["26239"]]
+    proofs = list(prove_on_wheels(known, tmp_path))
+    assert len(proofs) == len(known)
+    for proof in proofs:
+        if "could not be fetched" in proof.why:
+            pytest.skip(proof.why)
+        assert proof.holds, (proof.entry.id, proof.why, proof.red, proof.green)
+        assert f"on SGLang {proof.entry.last_bad} (cpu" in proof.red.report()
+        assert f"on SGLang {proof.entry.fixed} (cpu" in proof.green.report()
+
+
+def test_without_the_wheels_nothing_is_proven_and_the_reason_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    [proof] = prove_on_wheels([LEDGER["25015"]], tmp_path)
+    assert not proof.holds
+    assert proof.exit_code == 125
+    assert "0.5.11: 0.5.11 could not be fetched" in proof.why
+    assert "0.5.12: 0.5.12 could not be fetched" in proof.why

@@ -19,6 +19,7 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 
+from ..rows import long, spread
 from .changes import bump, changed, every, last_of, nudge, without
 from .test_crash_and_hang import VERIFY
 from .test_plain_decode import CASE as PLAIN_DECODE
@@ -59,7 +60,7 @@ def trace(ranked: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactor
     return ranked.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("path", ["disk", "tensor", "tensor_bucket"])
+@pytest.mark.parametrize("path", ["tensor", *long("tensor_bucket", "disk")])
 def test_each_rank_takes_its_share_of_new_weights(ranked: Host, path: WeightPath, tmp_path: Path) -> None:
     """SGLang takes tensors as a list with a part for each rank; weights that another process broadcasts are not tried."""
     case = by(path)
@@ -96,7 +97,7 @@ def test_every_rank_is_judged_by_its_own_heads(trace: Trace) -> None:
     assert [one.tensor(number, "target_kv").shape[3] for one in trace.ranks] == [1, 1]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", spread(FAULTS, lambda fault: FAULTS[fault][3]))
 def test_a_fault_of_one_rank_is_found_and_named(ranked: Host, busy_case: Case, tmp_path: Path, fault: str) -> None:
     target, match, replacement, rule = FAULTS[fault]
     planted = Patch(name="planted", edits=(Edit(target=target, match=match, replacement=replacement),))
@@ -114,6 +115,7 @@ LATENT_ROWS = Edit(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [(), (LATENT_ROWS,)], ids=["as released", "rows of the next position on rank 1"])
 def test_every_rank_keeps_whole_latent_rows(ranked: Host, busy_case: Case, tmp_path: Path, fault: tuple[Edit, ...]) -> None:
     case = replace(busy_case, model="kimi-k2-eagle3")
@@ -133,8 +135,8 @@ def test_every_rank_keeps_whole_latent_rows(ranked: Host, busy_case: Case, tmp_p
     ("statement", "rule", "reason"),
     [
         ("raise ValueError('the rank raised')", "engine.crash", "rank 1: ValueError: the rank raised"),
-        ("import os; os.kill(os.getpid(), 9)", "engine.crash", "rank 1: killed by SIGKILL"),
-        ("import time; time.sleep(10**6)", "engine.hang", "no end of the step within 5 s (last seen: rank 0: verify"),
+        *long(("import os; os.kill(os.getpid(), 9)", "engine.crash", "rank 1: killed by SIGKILL")),
+        *long(("import time; time.sleep(10**6)", "engine.hang", "no end of the step within 5 s (last seen: rank 0: verify")),
     ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_others(

@@ -29,6 +29,7 @@ from eagletwin.harness.judge.rules import catalogue
 
 from ..lab.servers import Server, Servers
 from ..ledger import recorded
+from ..rows import long, spread
 from .older import zygote_of
 from .recorded import integers_of
 from .server_faults import FAULTS, TAKES_SECONDS
@@ -60,7 +61,7 @@ def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
     return {verdict.rule for verdict in verdicts if verdict.status == "diverged"}
 
 
-@pytest.mark.parametrize("number", RECORDED)
+@pytest.mark.parametrize("number", spread(RECORDED, lambda number: RECORDED[number] in catalogue() and RECORDED[number]))
 def test_what_integers_alone_show_of_the_ledger(host: Host, number: str, tmp_path: Path) -> None:
     """If it fails, correct the entry's `recorded`."""
     (tmp_path / "fixed").mkdir()
@@ -126,10 +127,9 @@ def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any],
 @pytest.mark.parametrize(
     ("model", "how"),
     [
-        ("llama-tiny", {}),
-        ("llama-tiny", {"mode": Mode(overlap=True)}),
+        *long(("llama-tiny", {}), ("llama-tiny", {"mode": Mode(overlap=True)})),
         ("llama-tiny", {"topk": 3, "num_draft_tokens": 8, "page_size": 4}),
-        ("llama-eagle3", {"mode": Mode(overlap=True), "topk": 2, "num_draft_tokens": 6}),
+        *long(("llama-eagle3", {"mode": Mode(overlap=True), "topk": 2, "num_draft_tokens": 6})),
         ("llama-mtp", {"patches": patches_of(None, ["multi-layer-chunk-tail-3"], None)}),
     ],
     ids=["chain", "overlap", "tree", "eagle3", "layers"],
@@ -151,6 +151,7 @@ def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, 
     assert ids <= {rule for rule, number in session.checked.items() if number}
 
 
+@pytest.mark.long
 def test_recordings_of_which_no_draft_can_be_told_are_unknown(
     servers: Servers, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,14 +190,17 @@ def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(serve
     assert weighed.checked["draft.proposal"] > 50 < weighed.checked["draft.kv"]
 
 
+@pytest.mark.long
 def test_what_a_request_asks_of_its_logits_is_no_fault_of_verify(servers: Servers, folder: Path) -> None:
     session = recorded_by(servers, folder, "llama-tiny", {}, logit_bias={"5": 50.0})
     weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
     assert weighed.status == "equal", weighed.report(120, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "model", "rule"), [("26329", "llama-tiny", "draft.input_ids"), ("25015", "llama-eagle3-full", "draft.positions")]
+    ("number", "model", "rule"),
+    [("26329", "llama-tiny", "draft.input_ids"), ("25015", "llama-eagle3-full", "draft.positions")],
 )
 def test_a_fix_that_is_undone_shows_in_the_recordings(
     servers: Servers, folder: Path, number: str, model: str, rule: str
@@ -212,7 +216,14 @@ def test_a_fix_that_is_undone_shows_in_the_recordings(
 ELSEWHERE = ("26329", TAKES_SECONDS)
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if not name.startswith(ELSEWHERE)])
+@pytest.mark.parametrize(
+    "name",
+    spread(
+        [name for name in FAULTS if not name.startswith(ELSEWHERE)],
+        lambda name: FAULTS[name].tree,
+        lambda name: bool(FAULTS[name].weights),
+    ),
+)
 def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Servers, folder: Path, name: str) -> None:
     fault, before = FAULTS[name], set(folder.iterdir())
     how: dict[str, Any] = {"patches": (fault.patch,), "mode": Mode(overlap=True), "chunked_prefill_size": 16}
@@ -267,6 +278,7 @@ def test_a_server_whose_recordings_nobody_could_judge_is_not_recorded(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Servers, folder: Path) -> None:
     session = recorded_by(servers, folder, "llama-mtp", {})
     assert session.status == "diverged"
@@ -305,6 +317,7 @@ def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(tmp_pa
     assert (its / TENSORS).is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", ["0.5.13"])
 def test_an_older_release_is_recorded_as_well(release: str, folder: Path, servers: Servers) -> None:  # noqa: ARG001  the variables
     with zygote_of(release) as zygote, Servers(zygote) as older:

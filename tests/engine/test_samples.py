@@ -14,6 +14,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .conftest import Runner
 
 PROMPT = tuple((31 * i + 5) % 90 for i in range(11))
@@ -199,6 +200,7 @@ def test_the_request_before_samples_is_given_the_states_of_its_prompt(run: Runne
     assert (verdict.rule, verdict.first and verdict.first.request) == ("output.hidden", "a.0")
 
 
+@pytest.mark.long
 def test_without_a_prefix_cache_each_sample_reads_the_prompt_anew(run: Runner) -> None:
     case = replace(
         CASE, engine=EngineSettings(sglang=replace(CASE.engine.sglang, radix_cache=False)), exercises=("several_samples",)
@@ -209,7 +211,7 @@ def test_without_a_prefix_cache_each_sample_reads_the_prompt_anew(run: Runner) -
     assert {one.numbers["start"] for one in trace.header.records if one.stage == "prefill"} == {0}
 
 
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1].partition(".")[0]))
 def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
     case, edit, rule = PLANTED[fault]
     _, verdict = run(case, edit)
@@ -222,6 +224,7 @@ def test_a_prompt_that_is_not_kept_is_seen_by_no_other_rule(run: Runner) -> None
     assert judge(trace, frozenset({rule})).status == "equal"
 
 
+@pytest.mark.long
 def test_a_case_that_is_run_step_by_step_may_want_samples_on_the_way(host: Host, tmp_path: Path) -> None:
     begun = replace(CASE, requests=CASE.requests[1:], exercises=())
     session = host.engine(begun).session(begun, tmp_path)

@@ -29,6 +29,7 @@ from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.llama import target_rows
 
 from ..lab.servers import Server, Servers
+from ..rows import long
 from .deserved import rounds_deserved
 from .older import zygote_of
 
@@ -105,10 +106,12 @@ def test_a_server_uses_the_rounds_that_its_texts_deserve_alone_and_together(serv
     ("model", "how", "nodes"),
     [
         ("llama-gqa", {"topk": 3, "num_steps": 4, "num_draft_tokens": 12, "chunked_prefill_size": 64, "page_size": 4}, 12),
-        ("llama-eagle3", {"chunked_prefill_size": 16}, 0),
-        ("llama-mtp", {}, 0),
-        ("llama-mtp-chain", {}, 0),
-        ("llama-tiny", {"mode": Mode(overlap=True), "chunked_prefill_size": 16}, 0),
+        *long(
+            ("llama-eagle3", {"chunked_prefill_size": 16}, 0),
+            ("llama-mtp", {}, 0),
+            ("llama-mtp-chain", {}, 0),
+            ("llama-tiny", {"mode": Mode(overlap=True), "chunked_prefill_size": 16}, 0),
+        ),
     ],
 )
 def test_so_do_trees_in_pages_and_other_drafts(servers: Servers, model: str, how: dict[str, Any], nodes: int) -> None:
@@ -118,6 +121,7 @@ def test_so_do_trees_in_pages_and_other_drafts(servers: Servers, model: str, how
     assert used(found) == deserved(model, those, found, how.get("num_steps", 3), how.get("topk", 1), nodes)
 
 
+@pytest.mark.long
 def test_a_fix_that_is_undone_shows_in_the_rounds(servers: Servers) -> None:
     model, those = "llama-eagle3-full", prompts("llama-eagle3-full", LENGTHS[:4])
     rounds = {}
@@ -135,6 +139,7 @@ def test_a_fix_that_is_undone_shows_in_the_rounds(servers: Servers) -> None:
     assert used(found) == deserved(model, those, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("release", "more"), [("0.5.12.post1", 3), ("0.5.13", 0)])
 def test_a_release_with_a_bug_uses_more_rounds_than_the_one_that_fixed_it(release: str, more: int) -> None:
     """#26329, fixed in 0.5.13, on wheels in which nothing was changed for it."""

@@ -71,6 +71,7 @@ def test_a_signal_ends_all_of_it_with_130(tmp_path: Path, number: signal.Signals
     assert said.splitlines()[-1] == "the server was ended"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_scheduler_that_dies_ends_all_of_it_with_125_and_the_cause(tmp_path: Path) -> None:
     def kill_scheduler(_: psutil.Process, tree: list[psutil.Process]) -> None:

@@ -14,6 +14,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..rows import spread
 from .changes import Change, bump, nan, nudge, shorten
 from .conftest import Runner
 from .older import host_of
@@ -109,13 +110,14 @@ def test_a_tree_is_equal(run: Runner, states_case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", spread(PLANTED, lambda fault: PLANTED[fault][-1].partition(".")[0]))
 def test_a_fault_is_named(run: Runner, states_case: Case, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
     _, verdict = run(states_case, Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("match", "replacement", "ending"),
     [
@@ -134,6 +136,7 @@ def test_of_the_commit_the_branch_behind_is_cuda_runs_and_the_other_does_not(
     assert f"{commit}: for tensors on a CPU too" in trace.header.engine.shims
 
 
+@pytest.mark.long
 def test_a_state_that_survives_a_retraction_is_named(run: Runner, states_case: Case) -> None:
     _, verdict = run(states_case, *KEPT_AT_RETRACTION)
     assert (verdict.status, verdict.rule) == ("diverged", "target.state"), verdict
@@ -176,6 +179,7 @@ def test_a_state_that_was_not_recorded_is_no_pass(states_trace: Trace, tensor: s
     assert judge(wrong).status != "equal"
 
 
+@pytest.mark.long
 def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_case: Case, tmp_path: Path) -> None:
     """Decode, verify and commit are SGLang's own kernels in the fast runtime. Triton's interpreter runs all but these again."""
     request = replace(states_case.requests[1], max_new_tokens=2)
@@ -189,8 +193,8 @@ def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_ca
         "layer_norm_gated_fwd_kernel",
     ]
     assert all("not compared" in line for line in trace.header.fallbacks)
-    replaced = [shim for shim in trace.header.engine.shims if "sgl_kernel.py" in shim]
-    assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): sgl_kernel.py, the recurrence in torch"]
+    replaced = [shim for shim in trace.header.engine.shims if "delta_rule.py" in shim]
+    assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch"]
 
 
 def _tokens(seed: int, count: int) -> tuple[int, ...]:
@@ -242,7 +246,7 @@ ENDS = replace(
 )
 
 
-@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("topk", spread([1, 4]))
 def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner, topk: int) -> None:
     trace, verdict = run(replace(CACHED, topk=topk, num_draft_tokens=12 if topk > 1 else 0))
     assert verdict.status == "equal", verdict
@@ -252,7 +256,7 @@ def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner, topk: int
     assert starts == {"a": 0, "b": 64, "c": 0, "d": 64}
 
 
-@pytest.mark.parametrize("model", ["qwen3-next-nextn", "nemotron-h-nextn"])
+@pytest.mark.parametrize("model", spread(["qwen3-next-nextn", "nemotron-h-nextn"]))
 def test_each_state_on_a_path_is_looked_at(run: Runner, model: str) -> None:
     trace, verdict = run(replace(DEEPER, model=model))
     assert verdict.status == "equal", verdict
@@ -267,6 +271,7 @@ def test_each_state_on_a_path_is_looked_at(run: Runner, model: str) -> None:
         assert (wrong.status, wrong.rule) == ("diverged", "state.tracked"), wrong
 
 
+@pytest.mark.long
 def test_what_an_answer_leaves_is_asked_for_wherever_it_ends(run: Runner) -> None:
     trace, verdict = run(ENDS)
     assert verdict.status == "equal", verdict
@@ -298,7 +303,7 @@ TRACKED = {
 }
 
 
-@pytest.mark.parametrize("fault", TRACKED)
+@pytest.mark.parametrize("fault", spread(TRACKED))
 def test_a_tracked_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
     """When the cache is handed it, and so before the next request begins from it."""
     target, match, replacement = TRACKED[fault]
@@ -340,7 +345,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("fault", spread(LOST, lambda fault: LOST[fault][4]))
 def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
     case, target, match, replacement, rule = LOST[fault]
     _, verdict = run(case, Edit(target=target, match=match, replacement=replacement))
@@ -348,6 +353,7 @@ def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
     assert set(verdict.later) <= {rule}
 
 
+@pytest.mark.long
 def test_with_overlap_as_well_where_a_result_is_looked_at_later(overlapped: Host, tmp_path: Path) -> None:
     for fault in ("", "that of a chunk", "that of a round, which was not seen to come to the grid"):
         case, target, match, replacement, rule = LOST[fault] if fault else (CACHED, "", "", "", "")
@@ -376,7 +382,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("fault", SHARED)
+@pytest.mark.parametrize("fault", spread(SHARED, lambda fault: SHARED[fault][3]))
 def test_a_copy_of_a_cached_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
     case, match, replacement, rule = SHARED[fault]
     _, verdict = run(case, Edit(target=COPIES, match=match, replacement=replacement))
@@ -419,6 +425,7 @@ UNCLEARED = Edit(
 )
 
 
+@pytest.mark.long
 def test_the_oldest_release_that_is_driven_has_one_bug_in_chains_and_no_other(states_case: Case, tmp_path: Path) -> None:
     """Ledger entry 27095: without its fix the first round behind a batch's prefill is wrong, and with it nothing is."""
     (tmp_path / "fixed").mkdir()
@@ -430,6 +437,7 @@ def test_the_oldest_release_that_is_driven_has_one_bug_in_chains_and_no_other(st
     assert right.status == "equal", right
 
 
+@pytest.mark.long
 def test_with_pairs_as_keys_it_does_not_and_other_prefixes_are_still_found(run: Runner) -> None:
     assert KEYS.remedy is not None
     for case in (KEYS.case, CACHED, *PAIRED):

@@ -11,6 +11,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, SGLangSettings, WeightPath
 from eagletwin.harness.core.patch import Edit
 
+from ..rows import spread
 from .conftest import Runner
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -68,7 +69,10 @@ def test_new_weights_reach_target_and_draft(run: Runner, path: WeightPath) -> No
     assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
 
 
-@pytest.mark.parametrize(("fault", "path"), [(fault, path) for fault, (paths, _, _) in PLANTED.items() for path in paths])
+@pytest.mark.parametrize(
+    ("fault", "path"),
+    spread([(fault, path) for fault, (paths, _, _) in PLANTED.items() for path in paths], lambda row: PLANTED[row[0]][2]),
+)
 def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str, path: WeightPath) -> None:
     _, edit, rule = PLANTED[fault]
     _, verdict = run(by(path), edit)

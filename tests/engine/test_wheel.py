@@ -19,10 +19,10 @@ def test_the_built_wheel_checks_a_case_in_a_clean_environment(tmp_path: Path) ->
     assert tops == {"eagletwin", f"{wheel.name.split('-py3')[0]}.dist-info"}
 
     environment = tmp_path / "clean"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
-    subprocess.run(install, check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
     # SGLang and the rest come from this environment; the editable eagletwin of the checkout must not: its .pth is not read
     packages = Path(
         subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip()

@@ -1,12 +1,14 @@
-"""The bounds of bfloat16, against an experiment that knows neither engine nor bounds: the reference, rounded (rounded.py)."""
+"""The bounds of bfloat16, against an experiment that knows neither engine nor bounds; and checkpoints in the cache."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import served_pair
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.reference.chain import draft_chain
@@ -16,6 +18,9 @@ from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import draft_extend
 
 from .rounded import bfloat16_arithmetic
+
+# The bounds of bfloat16, against an experiment that knows neither engine nor bounds: the reference, rounded (rounded.py).
+
 
 # Of 10,000 rows of each kind the largest error was 0.6 of the bound (docs/explanation/bfloat16.md); here are a few hundred.
 ROOM = 0.75
@@ -109,3 +114,17 @@ def test_a_stored_row_of_another_token_position_or_hidden_state_is_outside_the_b
     told = float((share > 1).mean())
     # the draft of 46 layers below it has the widest bound, and reads the least of its hidden state: one row in five hides it
     assert told > (0.6 if name.startswith("step-3.5") and fault == "hidden state" else 0.9)
+
+
+# Checkpoints in the cache are the recipe's, or are written again.
+
+
+def test_a_damaged_checkpoint_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path))
+    target, draft = checkpoints("llama-tiny")
+    file = draft / "model.safetensors"
+    good = file.read_bytes()
+    for damage in (good[:-1] + bytes([good[-1] ^ 1]), good[:100], b""):
+        file.write_bytes(damage)
+        assert checkpoints("llama-tiny") == (target, draft)
+        assert file.read_bytes() == good

@@ -12,6 +12,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
 from tests import ledger
 
+from ..rows import long
 from .attempt import FINDINGS, Process, attempt, changed, folders, take_out
 
 INDEX = FINDINGS.parent / "index.md"
@@ -26,6 +27,7 @@ def process() -> Iterator[Process]:
         yield process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", IN_THE_SUITE)
 @pytest.mark.slow
 def test_the_test_is_red_on_the_release_and_green_with_the_patch(process: Process, name: str) -> None:
@@ -106,9 +108,11 @@ def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (
-            "import sglang.srt.mem_cache.allocation_sizing; self.fail('always')",
-            r"does not pass with fix\.patch: 1 ran; failures",
+        *long(
+            (
+                "import sglang.srt.mem_cache.allocation_sizing; self.fail('always')",
+                r"does not pass with fix\.patch: 1 ran; failures",
+            )
         ),
         ("pass", r"imports no file that the patch changes"),
         (

@@ -12,8 +12,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 
 from ..kernels.release import SAMPLING
-from .test_kernels import load
-from .test_sampling_kernels import tree_sampler
+from .test_kernels import load, tree_sampler
 
 COINS, TARGETS = 64, 50
 

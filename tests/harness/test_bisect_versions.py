@@ -1,24 +1,37 @@
-"""Bisection over versions without an engine: what is looked at, what is said, and what an interruption leaves behind."""
+"""Bisection without an engine: over versions, the search for a change, and delta debugging against trying all subsets."""
 
 from collections.abc import Callable, Mapping
+from itertools import combinations
+from math import ceil, log2
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from eagletwin.harness.commands.bisect.measure import smallest
 from eagletwin.harness.commands.bisect.report import VersionsOutcome, bisect_releases, version_report
 from eagletwin.harness.commands.bisect.state import (
     LOOKS,
     MAX_LOOKS,
+    Found,
     Looked,
+    Mark,
     Sighting,
     Subject,
     Unclear,
+    conclude,
     fault_of,
+    next_between,
+    next_end,
     open_run,
     plan_of,
     settled,
 )
 from eagletwin.harness.core.case import Case, Request
+
+# Bisection over versions without an engine: what is looked at, what is said, and what an interruption leaves behind.
+
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 GOOD = Sighting(status="equal")
@@ -211,3 +224,148 @@ def test_another_bisection_and_one_that_is_still_running_are_left_alone(tmp_path
     folders = {path.name for path in tmp_path.iterdir()}
     with open_run(tmp_path, plan) as run:
         assert run.folder.name in folders  # one of the unfinished two
+
+
+# The search for a change, against looking at everything: any row, any change, whatever cannot be decided.
+
+
+ROWS = st.integers(1, 40).flatmap(lambda count: st.tuples(*[st.sampled_from(("good", "bad", "skip"))] * count))
+
+
+@st.composite
+def monotone(draw: st.DrawFn) -> tuple[Mark, ...]:
+    """A row with at most one change, parts of which cannot be decided."""
+    before, after = draw(st.sampled_from((("good", "bad"), ("bad", "good"), ("good", "good"), ("bad", "bad"))))
+    row = [before] * draw(st.integers(0, 20)) + [after] * draw(st.integers(1, 20))
+    for begin, length in draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=4)):
+        row[begin : begin + length] = ["skip"] * len(row[begin : begin + length])
+    return tuple(row)
+
+
+def bisect_search_search(row: tuple[Mark, ...]) -> tuple[Found, list[int]]:
+    """The result of the search, and what it looked at, in order."""
+    known: dict[int, Mark] = {}
+    looked: list[int] = []
+    for choose in (next_end, next_between):
+        while (index := choose(len(row), known)) is not None:
+            looked.append(index)
+            known[index] = row[index]
+    return conclude(len(row), known), looked
+
+
+def everything(row: tuple[Mark, ...]) -> Found:
+    """The same by looking at all of them."""
+    return conclude(len(row), dict(enumerate(row)))
+
+
+@settings(deadline=None)
+@given(monotone())
+def test_a_search_finds_what_looking_at_everything_finds(row: tuple[Mark, ...]) -> None:
+    found, looked = bisect_search_search(row)
+    assert found == everything(row)
+    assert len(set(looked)) == len(looked)
+
+
+@settings(deadline=None)
+@given(monotone())
+def test_a_first_version_is_named_only_if_its_neighbour_was_decided(row: tuple[Mark, ...]) -> None:
+    found, _ = bisect_search_search(row)
+    decided = [index for index, mark in enumerate(row) if mark != "skip"]
+    if len(decided) < 2 or row[decided[0]] == row[decided[-1]]:
+        assert found.came is None
+        assert not found.exact
+        return
+    change = next(index for index in decided if row[index] != row[decided[0]])
+    assert found.new == change
+    assert found.came == (row[change] == "bad")
+    assert found.exact == (row[change - 1] != "skip")
+    assert found.between == tuple(range(max(index for index in decided if index < change) + 1, change))
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_the_two_sides_that_are_named_were_looked_at_and_differ_even_in_a_row_of_many_changes(row: tuple[Mark, ...]) -> None:
+    found, looked = bisect_search_search(row)
+    assert len(set(looked)) == len(looked)
+    decided = [mark for mark in row if mark != "skip"]
+    assert (found.came is None) == (len(decided) < 2 or decided[0] == decided[-1])
+    if found.came is not None:
+        assert found.old is not None
+        assert found.new is not None
+        assert {row[found.old], row[found.new]} == {"good", "bad"}
+        assert found.came == (row[found.new] == "bad")
+        assert {found.old, found.new, *found.between} <= set(looked)
+        assert all(row[index] == "skip" for index in found.between)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 400), st.data())
+def test_where_all_can_be_decided_a_search_halves(count: int, data: st.DataObject) -> None:
+    change = data.draw(st.integers(1, count - 1))
+    found, looked = bisect_search_search(("bad",) * change + ("good",) * (count - change))
+    assert (found.old, found.new, found.came, found.exact) == (change - 1, change, False, True)
+    assert len(looked) <= 2 + ceil(log2(count - 1))
+
+
+@settings(deadline=None)
+@given(monotone(), st.data())
+def test_a_search_that_is_taken_up_again_has_the_same_result(row: tuple[Mark, ...], data: st.DataObject) -> None:
+    found, looked = bisect_search_search(row)
+    known = {index: row[index] for index in looked[: data.draw(st.integers(0, len(looked)))]}
+    for choose in (next_end, next_between):
+        while (index := choose(len(row), known)) is not None:
+            assert index in looked
+            known[index] = row[index]
+    assert conclude(len(row), known) == found
+
+
+def test_what_cannot_be_decided_is_left_alone_if_the_change_lies_elsewhere() -> None:
+    row: list[Mark] = ["good"] * 5 + ["bad"] * 36
+    row[15:27] = ["skip"] * 12
+    _, looked = bisect_search_search(tuple(row))
+    assert sum(row[index] == "skip" for index in looked) == 1
+
+
+# Delta debugging against trying all subsets.
+
+
+THINGS = tuple("abcdefgh")
+SETS = st.frozensets(st.sampled_from(THINGS))
+
+
+@settings(deadline=None)
+@given(st.lists(SETS, min_size=1, max_size=4))
+def test_one_of_the_smallest_sets_is_found(needed: list[frozenset[str]]) -> None:
+    """It shows with all of any of the `needed` sets, and what else there is does not matter."""
+    found = smallest(THINGS, lambda subset: any(need <= set(subset) for need in needed))
+    assert frozenset(found) in needed
+    assert not any(need < set(found) for need in needed)
+    assert list(found) == sorted(found)
+
+
+@settings(deadline=None)
+@given(st.sets(SETS), st.integers(1, len(THINGS)))
+def test_without_any_single_member_it_does_not_show_whatever_else_does(shown: set[frozenset[str]], count: int) -> None:
+    """Faults need not be monotone: more features can hide one."""
+    asked = []
+
+    def shows(subset: tuple[str, ...]) -> bool:
+        asked.append(subset)
+        return frozenset(subset) in shown or subset == THINGS[:count]
+
+    found = smallest(THINGS[:count], shows)
+    assert shows(found)
+    assert not any(shows(tuple(other for other in found if other != thing)) for thing in found)
+    del asked[-len(found) - 1 :]
+    assert len(set(asked)) == len(asked)
+
+
+def test_of_two_needed_things_exactly_these_are_found() -> None:
+    for pair in combinations(THINGS, 2):
+        assert smallest(THINGS, lambda subset, pair=pair: set(pair) <= set(subset)) == pair  # type: ignore[misc]
+
+
+def test_what_needs_nothing_is_asked_once() -> None:
+    asked = []
+    assert smallest(THINGS, lambda subset: not asked.append(subset)) == ()
+    assert asked == [()]

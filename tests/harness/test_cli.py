@@ -15,6 +15,7 @@ import torch
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands import doctor
 from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
@@ -35,8 +36,8 @@ from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.families.weights import model_pair
 
+from ..rows import long
 from .doors import opened
-from .rows import rows
 
 DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -73,12 +74,16 @@ USAGE = {
 }
 
 
-@pytest.mark.parametrize("what", rows(USAGE, 3))
-def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None:
-    done = eagletwin(*USAGE[what], cwd=tmp_path)
-    assert done.returncode == 128, done
-    assert done.stderr.strip()
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("what", USAGE)
+def test_a_usage_error_is_128_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """Of what ends a process, test_exit_codes.py has examples."""
+    monkeypatch.chdir(tmp_path)
+    assert guarded(lambda: typed(USAGE[what])) == 128
+    said = capsys.readouterr().err
+    assert said.strip()
+    assert "Traceback" not in said
     assert not list(tmp_path.iterdir())
 
 
@@ -119,6 +124,7 @@ def test_what_is_mistyped_is_reported_before_torch_is_imported_and_sglang(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_search_that_is_interrupted_before_its_first_case_says_that_nothing_was_looked_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +170,7 @@ NEEDS = (
 )
 
 
-@pytest.mark.parametrize("command", ["prove", "bisect"])
+@pytest.mark.parametrize("command", [*long("prove"), "bisect"])
 @pytest.mark.slow
 def test_an_entry_that_this_mode_does_not_reach_is_unknown_and_says_what_it_needs(tmp_path: Path, command: str) -> None:
     done = eagletwin(command, "context-end-stores", cwd=tmp_path)

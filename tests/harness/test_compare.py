@@ -1,5 +1,6 @@
-"""`eagletwin compare`: into which group two verdicts put a case, what all groups say together, and what the comment escapes."""
+"""`eagletwin compare`: two traces number for number, into which group two verdicts put a case, and what all groups say."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from eagletwin.cases.blocks import AGAIN, Block, block_of
 from eagletwin.cases.ledger import LEDGER
@@ -44,13 +47,20 @@ from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputEr
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.trace import Recorder, new_header
+from eagletwin.harness.core.trace import HEADER, Recorder, Trace, new_header, write_trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.traces import strangers_trace
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.page.render import code, plain
 from eagletwin.harness.page.render import markdown_of as comment_of
 from eagletwin.harness.page.render import text_of as rendered
+
+# `eagletwin compare`: into which group two verdicts put a case, what all groups say together, and what the comment escapes.
+
 
 CASE = LEDGER["25015"].case
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -489,3 +499,72 @@ def test_programs_read_an_object_whose_fields_are_documented() -> None:
     assert broken["example"]["case"]["model"] == CASE.model
     fields += [*facts["acceptance"][0], "rounds", "tokens", "mean"]
     assert not [name for name in fields if f"`{name}`" not in guide]
+
+
+# Two traces compared number for number, without an engine.
+
+
+COMPARISON_CASE = LEDGER["25015"].case
+COMPARISON_ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+NAN, INF = float("nan"), float("inf")
+
+
+def of(values: Tensor) -> Trace:
+    recorder = Recorder()
+    recorder.add(COMPARISON_CASE.requests[0].id, 0, "prefill", numbers={"end": 1}, tensors={"proposal_hidden": values})
+    header = new_header(
+        COMPARISON_CASE, model_pair(COMPARISON_CASE.model).digest, COMPARISON_ENGINE, Ending(kind="finished"), recorder.records
+    )
+    return Trace(header, dict(recorder.tensors))
+
+
+@pytest.mark.parametrize("values", [(NAN, 1.0), (NAN, NAN), (INF, -INF)])
+def test_a_trace_is_the_same_as_itself_whatever_it_holds(values: tuple[float, ...]) -> None:
+    result = diff(of(torch.tensor(values)), of(torch.tensor(values)))
+    assert result.compared
+    assert result.same
+    assert not result.differences
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "element"),
+    [((NAN, 1.0), (NAN, 2.0), 1), ((NAN, 1.0), (1.0, 1.0), 0), ((INF, 1.0), (-INF, 1.0), 0)],
+)
+def test_what_differs_next_to_a_shared_nan_is_a_difference(
+    left: tuple[float, ...], right: tuple[float, ...], element: int
+) -> None:
+    result = diff(of(torch.tensor(left)), of(torch.tensor(right)))
+    assert not result.same
+    assert result.differences[0].where.endswith(f"element {element}")
+
+
+def test_a_nan_of_other_bits_is_another_number() -> None:
+    other = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert not diff(of(torch.tensor([NAN])), of(other)).same
+
+
+def test_a_request_that_finished_without_a_record_of_its_work_has_no_verdict() -> None:
+    recorder = Recorder()
+    tokens = torch.tensor([*COMPARISON_CASE.requests[0].prompt, 1])
+    recorder.add(
+        COMPARISON_CASE.requests[0].id, 0, "finished", numbers={"aborted": 0, "dropped": 1}, tensors={"tokens": tokens}
+    )
+    header = new_header(
+        COMPARISON_CASE, model_pair(COMPARISON_CASE.model).digest, COMPARISON_ENGINE, Ending(kind="finished"), recorder.records
+    )
+    verdict = judge(Trace(header, dict(recorder.tensors)))
+    assert verdict.status == "unknown"
+    assert verdict.reason.endswith("nothing was recorded")
+
+
+def test_a_trace_of_a_stranger_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    """Whoever makes one seals it."""
+    trace = of(torch.tensor([1.0]))
+    write_trace(tmp_path, trace.header, trace.tensors)
+    strangers_trace(tmp_path)
+    file = tmp_path / HEADER
+    seal = msgspec.json.decode(file.read_bytes())["sha256"].encode()
+    text = file.read_bytes().replace(b'"schema":', b'"schema":1,"schema":', 1).replace(seal, b"")
+    file.write_bytes(text.replace(b'"sha256":""', b'"sha256":"' + hashlib.sha256(text).hexdigest().encode() + b'"'))
+    with pytest.raises(InputError, match="the key 'schema' is given twice"):
+        strangers_trace(tmp_path)

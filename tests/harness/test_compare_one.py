@@ -1,7 +1,8 @@
-"""What `compare` makes of one SGLang, the ledger and its searches: exit code, summary, annotations. No engine."""
+"""What `compare` makes of one SGLang, of two trees that differ, and of the base of a change. No engine."""
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,9 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.check import trials
 from eagletwin.harness.check.argument import error
+from eagletwin.harness.check.trials import base_of as two_trees_base_of
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
+from eagletwin.harness.commands.compare.numbers import _doubts
 from eagletwin.harness.commands.compare.one import base_of, decide, stand_of
 from eagletwin.harness.commands.compare.one_report import (
     FamilySearch,
@@ -23,15 +27,25 @@ from eagletwin.harness.commands.compare.one_report import (
     facts_of,
 )
 from eagletwin.harness.commands.fuzz.tally import FindingFacts
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import Changes, Differs
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.differs import Changes, Differs, Watch
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.core.trace import Trace, new_header
+from eagletwin.harness.engines import source
+from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.source import INSTALLED, Source, TooMany, as_change, at_hand, between, resolve
+from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.page.render import markdown_of as comment_of
 from eagletwin.harness.page.render import text_of as rendered
 
 from .test_source import commit, git
+
+# What `compare` makes of one SGLang, the ledger and its searches: exit code, summary, annotations. No engine.
+
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
 
@@ -186,9 +200,9 @@ def test_the_base_of_a_job_is_a_release_a_folder_or_a_revision_of_the_checkout(t
     commit(tmp_path / "repository")
     (checkout / "sglang" / "m.py").write_text("new\n")
     git(tmp_path / "repository", "commit", "-qam", "the change")
-    for base in ("", "0.5.20", str(tmp_path)):
-        with base_of(base, str(checkout)) as there:
-            assert there == base
+    for named in ("", "0.5.20", str(tmp_path)):
+        with base_of(named, str(checkout)) as there:
+            assert there == named
     with base_of("HEAD^", str(checkout)) as there:
         assert (Path(there) / "sglang" / "m.py").read_text() == "old\n"
         assert (checkout / "sglang" / "m.py").read_text() == "new\n"
@@ -258,3 +272,149 @@ def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Pat
 
 def test_a_job_that_was_ended_says_so() -> None:
     assert "interrupted" in text_of(job(standing("holds"), interrupted=True))
+
+
+# In what two SGLangs differ: by content, from both sides, and whatever git says of either.
+
+
+BASE = "def same(): return 1\ndef changed(): return 1\ndef gone(): return 1\n"
+NEW = "def same(): return 1\ndef changed(): return 2\ndef added(): return 1\n"
+
+
+def tree(root: Path, **files: str) -> Path:
+    (root / "sglang").mkdir(parents=True)
+    for name, text in {"__init__": "", **files}.items():
+        (root / "sglang" / f"{name}.py").write_text(text)
+    return root
+
+
+def source_at(root: Path) -> Source:
+    return resolve(str(root))
+
+
+def test_each_is_told_what_it_has_otherwise_than_the_other(tmp_path: Path) -> None:
+    base, branch = tree(tmp_path / "base", m=BASE), tree(tmp_path / "branch", m=BASE)
+    commit(branch)
+    (branch / "sglang" / "m.py").write_text(NEW)
+    git(branch, "commit", "-qam", "the change")  # to git, nothing is changed
+    assert source_at(branch).difference is None
+    found = between(source_at(base), source_at(branch))
+    assert found is not None
+    left, right = (watch.differs for watch in found)
+    assert (left.functions, left.removed) == (("sglang.m.changed", "sglang.m.gone"), ("sglang.m.added",))
+    assert (right.functions, right.removed) == (("sglang.m.changed", "sglang.m.added"), ("sglang.m.gone",))
+    assert (left.base, right.base) == (source_at(branch).version, source_at(base).version)
+
+
+def test_a_branch_is_a_change_of_the_base_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, branch = tree(tmp_path / "base", m=BASE), tree(tmp_path / "branch", m=NEW)
+    commit(branch)
+    found = as_change(source_at(branch), str(base))
+    assert found.difference is not None
+    assert found.base == source_at(base)
+    assert found.difference.watch.differs.functions == ("sglang.m.changed", "sglang.m.added")
+    assert "+def changed(): return 2" in found.difference.patch
+    host: Any = SimpleNamespace(source=found, beside=lambda other: SimpleNamespace(source=other))
+    beside = two_trees_base_of(host, DEFAULT_RUN)  # what is wrong without the change as well is not the change's
+    assert beside is not None
+    assert beside.run.sglang == str(base)
+    assert as_change(source_at(branch), "") == source_at(branch)
+    same = as_change(source_at(branch), str(branch)).difference
+    assert same is not None
+    assert same.watch.differs == Differs(base=source_at(branch).called)
+    monkeypatch.setattr(source, "MOST", 0)
+    far = as_change(source_at(branch), str(base))
+    assert (far.difference, far.base) == (None, source_at(base))
+
+
+def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (source_at(tree(tmp_path / name, m=BASE, n=BASE)) for name in "ab")
+    assert between(one, other) is None
+    (tmp_path / "b" / "sglang" / "m.py").write_text(NEW)
+    monkeypatch.setattr(source, "MOST", 0)
+    with pytest.raises(TooMany, match="they differ in 1 files"):
+        between(one, other)
+
+
+@pytest.mark.slow
+def test_the_installed_one_can_be_watched_too(tmp_path: Path) -> None:
+    """What was changed in it is nothing, and in what it differs from another is not."""
+    with Zygote(INSTALLED) as plain, Zygote(INSTALLED, watch=Watch(Differs(base="1"), {})) as watched:
+        assert plain._named() == []
+        watched._scratch = str(tmp_path / "scratch")
+        (tmp_path / "scratch").mkdir()
+        assert watched._named() == [INSTALLED.called, str(INSTALLED.root), str(tmp_path / "scratch" / "changes.json")]
+
+
+F, G, M = ("m.f",), ("m.g",), ("m",)
+# Of two SGLangs whose traces are the same: in what each differs, and whether that says anything about the difference.
+SAYS = {
+    "the function ran on both": (Differs(base="2", functions=F, ran=F), Differs(base="1", functions=F, ran=F), True),
+    "it ran on neither": (Differs(base="2", functions=F), Differs(base="1", functions=F), False),
+    "one of two functions ran, on one": (Differs(base="2", functions=F + G, ran=G), Differs(base="1", functions=F), True),
+    "a function was added and did not run": (
+        Differs(base="2", removed=F, modules=M, imported=M),
+        Differs(base="1", functions=F, modules=M, imported=M),
+        False,
+    ),
+    "a constant that no function of its module reads": (
+        Differs(base="2", modules=M, imported=M),
+        Differs(base="1", modules=M, imported=M),
+        False,
+    ),
+    "a kernel in C++ that one has": (Differs(base="2"), Differs(base="1", files=("a.cu",)), False),
+    "comments": (Differs(base="2"), Differs(base="1"), True),
+    "each by itself, and one ran nothing": (Differs(base="0", functions=F, ran=F), Differs(base="0", functions=G), False),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+def test_that_two_traces_are_the_same_says_something_if_a_difference_ran(what: str) -> None:
+    *each, says = SAYS[what]
+    traces = [trace(version, differs) for version, differs in zip("12", each, strict=True)]
+    assert (not _doubts(traces)) == says
+
+
+def trace(version: str, differs: Differs) -> Trace:
+    case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+    engine = EngineInfo(name="none", version=version, device="cpu", kernels="none", torch="0", triton="0")
+    header = new_header(case, "", engine, Ending(kind="finished"), ())
+    return Trace(replace(header, differs=differs), {})
+
+
+# With which SGLang a changed one is compared, so that a remedy hides nothing of the change.
+
+
+def of(version: str) -> trials.Base | None:
+    def beside(source: Source) -> Any:
+        return SimpleNamespace(source=source)
+
+    host: Any = SimpleNamespace(source=Source("/a/tree", version=version), beside=beside)
+    return trials.base_of(host, DEFAULT_RUN)
+
+
+@pytest.mark.parametrize("version", [f"{installed('sglang')}+dirty.12345678", "1a2b3c4d5e", "1a2b3c4d5e+dirty.1", "tree-0"])
+def test_a_changed_tree_is_compared_with_its_release_or_with_the_installed_one(version: str) -> None:
+    found = of(version)
+    assert found is not None
+    assert found.called == f"SGLang {installed('sglang')}"
+    assert found.run.sglang == ""
+
+
+def test_a_copy_of_a_release_is_that_release() -> None:
+    assert of(installed("sglang")) is None
+
+
+def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_release: str) -> Source:
+        raise NotFetched("cause", consequence="c", remedy="r")
+
+    monkeypatch.setattr(trials, "at_hand", lambda _: None)
+    assert of("0.5.22+dirty.1") is None
+    monkeypatch.setattr(trials, "at_hand", damaged)
+    assert of("0.5.22+dirty.1") is None
+
+
+def test_the_installed_release_is_at_hand_and_an_unknown_one_is_not() -> None:
+    assert at_hand(installed("sglang")) == INSTALLED
+    assert at_hand("0.0.1") is None

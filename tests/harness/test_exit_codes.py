@@ -1,7 +1,7 @@
 """Which situation ends in which exit code, through the front doors, as a shell, CI or `git bisect run` sees it.
 
 0 and 1 are verdicts: something was compared. All that keeps that from happening must end in 125 or more. What needs SGLang's
-worker to run is in tests/engine/test_exit_codes_of_runs.py.
+worker to run is in tests/engine/test_commands.py.
 """
 
 import os
@@ -16,13 +16,15 @@ import torch
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.repro import write_script
+from eagletwin.harness.cli.main import main, typed
 from eagletwin.harness.commands.bisect.commits import STEP
+from eagletwin.harness.core.errors import guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
+from ..rows import rows, spread
 from .doors import ROOT, console_script, ctrl_c_works, opened, program
-from .rows import rows
 
 Done = subprocess.CompletedProcess[str]
 CASE = LEDGER["25015"].case
@@ -81,7 +83,7 @@ DOORS: dict[str, Callable[[Path, Path], Done]] = {
 ENVIRONMENTS = [(door, what) for door in DOORS for what in BROKEN if what != "no typer" or "eagletwin" in door]
 
 
-@pytest.mark.parametrize(("door", "what"), rows(ENVIRONMENTS, 2))
+@pytest.mark.parametrize(("door", "what"), spread(ENVIRONMENTS, lambda row: row[0], lambda row: row[1]))
 def test_an_environment_that_is_broken_ends_in_129_at_every_door(tmp_path: Path, door: str, what: str) -> None:
     done = DOORS[door](tmp_path, broken(tmp_path, what))
     assert done.returncode == 129, done
@@ -121,12 +123,13 @@ COMPARED: dict[str, tuple[Ending, Ending, tuple[float, ...], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", COMPARED)
-def test_diff_is_0_only_where_something_was_compared_to_its_end(tmp_path: Path, what: str) -> None:
+def test_diff_is_0_only_where_something_was_compared_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
     left, right, values, code = COMPARED[what]
     folders = recorded(tmp_path / "a", left, *values), recorded(tmp_path / "b", right, *values)
-    done = opened([*console_script(), "compare", *map(str, folders)], tmp_path)
-    assert done.returncode == code, done
-    assert ("UNKNOWN: 0 compared" in done.stdout) == (not values)
+    assert guarded(lambda: typed(["compare", *map(str, folders)])) == code
+    assert ("UNKNOWN: 0 compared" in capsys.readouterr().out) == (not values)
 
 
 @pytest.mark.slow
@@ -145,7 +148,7 @@ def nothing() -> {}:
 RETURNED = {"None": 129, "True": 129, "'0'": 129, "0": 0, "1": 1, "125": 125}
 
 
-@pytest.mark.parametrize("value", rows(RETURNED))
+@pytest.mark.parametrize("value", spread(RETURNED, lambda value: RETURNED[value]))
 def test_a_command_that_returns_no_exit_code_ends_in_129(tmp_path: Path, value: str) -> None:
     done = opened(program(WITHOUT_A_CODE.format("object", value), "nothing"), tmp_path)
     assert done.returncode == RETURNED[value], done
@@ -174,12 +177,24 @@ TYPED: dict[str, tuple[list[str], int]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", TYPED)
+@pytest.mark.parametrize("what", spread(TYPED, lambda what: TYPED[what][1]))
 def test_what_is_typed_without_an_engine_ends_in_its_code(tmp_path: Path, what: str) -> None:
     words, code = TYPED[what]
     done = opened([*console_script(), *words], tmp_path)
     assert done.returncode == code, done
     assert "this is a bug" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", TYPED)
+def test_the_command_line_returns_the_code_of_what_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    words, code = TYPED[what]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["eagletwin", *words])
+    assert main() == code
+    assert "this is a bug" not in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -307,6 +322,7 @@ def test_another_pipe_that_breaks_is_an_error(tmp_path: Path) -> None:
     assert "error: " in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stdout_that_the_shell_closed_changes_no_verdict(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "trace", FINISHED, 0.5)

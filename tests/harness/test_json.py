@@ -85,7 +85,7 @@ def traces(folder: Path) -> tuple[Path, Path]:
 def test_what_commands_print_keeps_to_the_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of commands that need no engine; the others are in tests/engine/test_json.py."""
+    """Of commands that need no engine; the others are in tests/engine/test_commands.py."""
     a, b = traces(tmp_path)
     for words, code in (
         (("judge", a), 125),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .rows import rows
+from ..rows import spread
 
 pytest_plugins = ["pytester"]
 
@@ -47,7 +47,7 @@ def test_skips_that_the_file_names_pass(suite: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     "known",
-    rows(
+    spread(
         [
             "",
             "test_suite.py::test_needs_a_gpu[1]  no CUDA*\n",

@@ -1,9 +1,18 @@
-"""A search with workers: blocks come in their order, nobody waits for another one's block while there are more, and a worker
-that ends is replaced, and said."""
+"""A search with workers: blocks in their order, limits that tell a hang from a death, and compilers that no limit counts."""
 
+import faulthandler
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -21,9 +30,19 @@ from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Actors, BlockPool, Process, Workers
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError, guarded
+from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines import machine, protocol
+from eagletwin.harness.engines.host import WouldNotStart
+from eagletwin.harness.engines.sglang.processes import supervise as supervising
+from eagletwin.harness.engines.sglang.processes.supervise import Runner, supervise
+
+# A search with workers: blocks come in their order, nobody waits for another one's block while there are more, and a worker
+# that ends is replaced, and said.
+
 
 BLOCKS = 40
 
@@ -286,3 +305,179 @@ def test_without_ray_nothing_is_begun(
     assert guarded(lambda: typed(["fuzz", "--address", "auto", "--out", str(tmp_path / "runs")])) == EXIT_HARNESS
     assert "Ray is not installed\n  so:  nothing was run" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+# A limit tells a hang from a death, also where the death took longer than the limit or the watcher was held up.
+
+
+CASE = Case(name="a", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+LIMIT = 0.2
+
+
+def forked(does: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()  # pytest's, whose stack would be in the way of the test's own output
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        does()
+        os._exit(0)
+    return pid
+
+
+def said_of(pid: int, folder: Path) -> protocol.Ran | protocol.Failed:
+    """What is said of a process whose end closes no connection, since it is open here as well."""
+    ours, theirs = socket.socketpair()
+    caller, other = socket.socketpair()
+    with caller, other, theirs:
+        return supervise(Runner([pid], [ours]), caller, protocol.Run(CASE, str(folder), LIMIT, 60.0))
+
+
+@pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_death_that_was_not_heard_of_is_no_hang(tmp_path: Path, death: signal.Signals) -> None:
+    pid = forked(lambda: os.kill(os.getpid(), death))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert said_of(pid, tmp_path) == protocol.Ran(Ending(kind="crashed", detail=f"killed by {death.name}", where="start"), (0,))
+
+
+def test_a_process_that_writes_its_core_for_longer_than_the_limit_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies_slowly() -> None:
+        time.sleep(5 * LIMIT)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(supervising, "is_dying", lambda _: True)
+    answer = said_of(forked(dies_slowly), tmp_path)
+    assert answer == protocol.Ran(Ending(kind="crashed", detail="killed by SIGSEGV", where="start"), (0,))
+
+
+def test_a_process_that_lives_hangs(tmp_path: Path) -> None:
+    pid = forked(lambda: time.sleep(60))
+    assert not supervising.is_dying(pid)
+    answer = said_of(pid, tmp_path)
+    assert answer == protocol.Ran(Ending(kind="hung", detail=f"no end of the step within {LIMIT:g} s", where="start"), (0,))
+
+
+def test_an_answer_that_came_while_the_watcher_was_held_up_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    caller, other = socket.socketpair()
+
+    def answers() -> None:
+        protocol.receive(theirs)
+        send(theirs, protocol.Ran(Ending(kind="finished")))
+
+    send = protocol.send
+    pid = forked(answers)
+    theirs.close()
+
+    def send_and_stop(connection: socket.socket, message: protocol.Run) -> None:
+        send(connection, message)
+        assert select.select([connection], [], [], 60)[0]
+        time.sleep(2 * LIMIT)
+
+    monkeypatch.setattr(protocol, "send", send_and_stop)
+    standing = Runner([pid], [ours])
+    with caller, other:
+        answer = supervise(standing, caller, protocol.Run(CASE, str(tmp_path), LIMIT, 60.0))
+    standing.kill()
+    assert answer == protocol.Ran(Ending(kind="finished"))
+
+
+# A limit does not count the time in which a compiler runs: a worker that compiles a kernel is not ended for it.
+
+
+COMPILERS_CASE = Case(name="a", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that does not end, by a name that no compiler of a test has that runs beside this one."""
+    program = tmp_path / f"slow-{os.getpid()}"
+    program.write_text("#!/bin/sh\nread never\n")  # in the shell itself: a child would have its name for a moment
+    program.chmod(0o755)
+    monkeypatch.setattr(machine, "_COMPILERS", frozenset({program.name}))
+    for module in (machine, supervise.__globals__):
+        target = module if isinstance(module, dict) else vars(module)
+        monkeypatch.setitem(target, "LOOK_SECONDS", 0.1)
+    return program
+
+
+@contextmanager
+def compiling(program: Path, *, session: bool = False) -> Iterator[None]:
+    with subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=session) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text() != f"{program.name}\n":
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_compiler_is_seen_in_its_own_session_while_it_runs(compiler: Path) -> None:
+    assert not machine.compiler_runs()
+    with compiling(compiler):
+        assert machine.compiler_runs()
+    assert not machine.compiler_runs()
+    with compiling(compiler, session=True):
+        assert not machine.compiler_runs()
+
+
+def ended(folder: Path, seconds: float) -> protocol.Ran | protocol.Failed:
+    """What is said of a worker that takes so many seconds for a step, of which it may take one."""
+    ours, theirs = socket.socketpair()
+    caller, other = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        protocol.receive(theirs)
+        time.sleep(seconds)
+        protocol.send(theirs, protocol.Ran(Ending(kind="finished")))
+        os._exit(0)
+    theirs.close()
+    folder.mkdir()
+    standing = Runner([pid], [ours])
+    with caller, other:
+        answer = supervise(standing, caller, protocol.Run(COMPILERS_CASE, str(folder), 1.0, 2.0))
+    standing.kill()
+    return answer
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_worker_is_not_ended_while_a_compiler_runs_for_it(compiler: Path, tmp_path: Path) -> None:
+    with compiling(compiler):
+        answer = ended(tmp_path / "compiling", 3.5)  # over the limits of the step and of the case
+    assert isinstance(answer, protocol.Ran)
+    assert answer.ending.kind == "finished"
+    answer = ended(tmp_path / "stuck", 60)
+    assert isinstance(answer, protocol.Ran)
+    assert (answer.ending.kind, answer.ending.detail) == ("hung", "no end of the step within 1 s")
+
+
+@pytest.mark.slow
+def test_a_compiler_that_never_ends_keeps_no_worker_for_ever(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "MOST_SECONDS", 0.5)
+    with compiling(compiler):
+        answer = ended(tmp_path / "stuck", 60)
+    assert isinstance(answer, protocol.Ran)
+    assert answer.ending.kind == "hung"
+
+
+def test_an_engine_that_is_built_may_compile(compiler: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not machine.answers_within(ours, 0.3)
+        with compiling(compiler):
+            later = threading.Timer(1.0, theirs.send, (b"x",))
+            later.start()
+            assert machine.answers_within(ours, 0.3)
+            later.join()
+
+
+def test_a_refused_engine_shows_the_releases_own_traceback() -> None:
+    error = WouldNotStart(
+        "SGLang does not run this", consequence="c", remedy="r", trace="Traceback:\n  File x\nKeyError: 'a'\n"
+    )
+    assert str(error).endswith("  try: r\n    Traceback:\n      File x\n    KeyError: 'a'")
+    assert str(WouldNotStart("a", consequence="c", remedy="r")) == "a\n  so:  c\n  try: r"

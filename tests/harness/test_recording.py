@@ -45,8 +45,8 @@ from eagletwin.harness.engines.sglang.recording import underway as keeper
 from eagletwin.harness.engines.sglang.recording.guard import Choice, Guards
 from eagletwin.harness.engines.sglang.recording.underway import KEPT, CommittedRows, Keeper, Recording, UnderWay, permutation
 
+from ..rows import rows
 from .doors import opened
-from .rows import rows
 
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
 

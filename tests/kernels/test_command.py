@@ -76,9 +76,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @on("unchanged")
 def test_an_unchanged_copy_is_equal_and_the_header_names_its_file(tree: Path) -> None:
-    """By the front door: what it ends with is the exit code of the process."""
-    words = ["-m", "eagletwin", "kernels", "_draft_extend_inputs_kernel", "--sglang", str(tree)]
-    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
+    done = run("_draft_extend_inputs_kernel", "--sglang", str(tree))
     assert done.returncode == 0, done
     assert done.stdout.splitlines()[0].endswith(f"  {tree}/sglang/__init__.py")
     assert re.search(rf"^EQUAL +{INPUTS} +120 examples, 1 of 1 planted fault caught$", done.stdout, re.MULTILINE)
@@ -98,9 +96,10 @@ def test_a_wrong_function_of_a_tree_diverges_with_the_smallest_case(tree: Path) 
     assert f"again    eagletwin kernels '{INPUTS}' --sglang {tree}" in report
 
 
+@pytest.mark.long
 @on("wrong")
 def test_pytest_runs_the_tree_that_is_named_and_says_where_it_lies(tree: Path) -> None:
-    words = ["-m", "pytest", "tests/kernels/test_commit.py", "-n", "0", "-k", "gets and its and inputs"]
+    words = ["-m", "pytest", "tests/kernels/test_properties.py", "-n", "0", "-k", "gets and its and inputs"]
     command = [sys.executable, *words, "--eagletwin-sglang", str(tree)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
@@ -181,6 +180,7 @@ def test_the_list_names_every_function_without_an_sglang() -> None:
     assert run("--list", "--sglang", "0.5.22").returncode == 128
 
 
+@pytest.mark.long
 @on("renamed")
 def test_support_says_where_each_function_is_and_why_one_cannot_be_called(tree: Path) -> None:
     done = run("--support", "--sglang", str(tree))

@@ -99,6 +99,7 @@ def tallied(cases: int, warmer: float = 1.0) -> DrawTally:
     return tally
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_right_tokens_agree_and_others_do_not() -> None:
     """A temperature that is a fifth off shows in 60 cases; docs/records/detection.md has what the worker's own show."""

@@ -370,15 +370,26 @@ def test_results_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
         gpu_run(plan, tmp_path / "out")
 
 
-def test_cases_that_race_run_with_overlap_and_each_missing_wait_until_it_is_found(tmp_path: Path) -> None:
+def test_cases_that_race_run_with_overlap(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    gpu_plan(file, groups=0, races=4, cases=3, missing_waits=True)
+    gpu_plan(file, groups=0, races=4, cases=1)
     plan = read_plan(file)
-    assert plan == races(4, 3, 0) + missing_waits(0)
+    assert plan == races(4, 1, 0)
     assert all(job.mode.overlap and job.races for job in plan)
-    assert [bool(job.mode.graphs) for job in plan[:4]] == [True, False, True, False]
-    assert [case.engine.sglang.radix_cache for job in plan[:4] for case in job.cases] == [True] * 9 + [False] * 3
-    planted = plan[4:]
+    assert [bool(job.mode.graphs) for job in plan] == [True, False, True, False]
+    assert [case.engine.sglang.radix_cache for job in plan for case in job.cases] == [True] * 3 + [False]
+    with pytest.raises(InputError, match="float32 alone"):
+        gpu_plan(tmp_path / "other.json", groups=0, races=1, dtype="bfloat16")
+
+
+@pytest.mark.long
+def test_each_missing_wait_is_planned_until_it_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    gpu_plan(file, groups=0, races=1, cases=1, missing_waits=True)
+    plan = read_plan(file)
+    assert plan == races(1, 1, 0) + missing_waits(0)
+    assert all(job.mode.overlap and job.races for job in plan)
+    planted = plan[1:]
     assert [job.patches for job in planted] == [(patch,) for patch in WAITS + HIDDEN] * 2
     for job in planted:
         assert job.expected is not None
@@ -386,8 +397,6 @@ def test_cases_that_race_run_with_overlap_and_each_missing_wait_until_it_is_foun
         assert len(job.cases) <= CASES
         for case in job.cases:
             check_case(case, job.name)
-    with pytest.raises(InputError, match="float32 alone"):
-        gpu_plan(tmp_path / "other.json", groups=0, races=1, dtype="bfloat16")
 
 
 def test_a_race_counts_and_says_its_seed_and_where_the_pauses_fell() -> None:

@@ -1,5 +1,6 @@
 """The ledger in other models: how a case is carried over, and the page that is made of what came out."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
+from ..rows import spread
 from .gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from .models.report import PAGE, open_cells, page
 from .models.results import attempt_of, proven_in, write
@@ -26,8 +28,9 @@ def says(_: str, __: tuple[int, ...], count: int) -> list[int]:
     return list(range(40, 40 + count))
 
 
-@pytest.mark.parametrize("model", sorted(RECIPES))
-@pytest.mark.parametrize("name", sorted(LEDGER))
+@pytest.mark.parametrize(
+    ("name", "model"), spread(product(sorted(LEDGER), sorted(RECIPES)), lambda row: row[0], lambda row: row[1])
+)
 def test_a_case_is_carried_over_where_nothing_forbids_it(name: str, model: str) -> None:
     entry = LEDGER[name]
     if cannot_be_in(entry, model):

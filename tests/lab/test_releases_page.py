@@ -286,6 +286,7 @@ def test_a_cell_of_the_ledger_says_red_other_green_or_cannot_tell() -> None:
     assert "it died" in str(page.sections[1].tables)
 
 
+@pytest.mark.long
 @pytest.mark.slow  # the reference answers the common cases
 def test_a_table_with_a_release_that_could_not_be_fetched_has_holes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

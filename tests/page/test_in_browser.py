@@ -16,6 +16,7 @@ from eagletwin.harness.page.render import html_of
 from eagletwin.harness.page.run import run_page
 
 from ..browser import Opened, serious
+from ..rows import long
 from .planted import HOSTILE, page, recorded
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def long_recording() -> Trace:
     return Trace(replace(trace.header, served=served), trace.tensors)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), *long((1200, True), (390, False))], ids=["light", "dark", "phone"])
 def test_a_page_is_quiet_fits_and_can_be_read_by_all(chromium: Any, tmp_path: Path, width: int, dark: bool) -> None:
     opened = Opened(chromium, put(tmp_path, html_of(page())), width=width, dark=dark)
     opened.quiet()

@@ -283,6 +283,7 @@ def test_results_alone_are_a_page_without_a_rate_of_the_whole(tmp_path: Path) ->
     assert "their configurations are not known" in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_pages_are_quiet_and_can_be_read_by_all(chromium: Any, tmp_path: Path) -> None:
     for kind, made in KINDS.items():

@@ -58,6 +58,7 @@ def test_a_tree_that_has_no_such_text_is_an_error(tmp_path: Path) -> None:
         undo(tmp_path, "26329")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_test_is_red_where_its_fix_is_undone_and_another_is_green(tmp_path: Path) -> None:
     file = make_tree(package(), tmp_path, TEST)
