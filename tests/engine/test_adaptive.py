@@ -186,7 +186,7 @@ def test_a_configuration_may_have_more_choices_than_any_of_its_tiers() -> None:
     assert again.engine.sglang.adaptive.choices == set(range(10))
 
 
-@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1].partition(".")[0]))
+@pytest.mark.parametrize("fault", spread(sorted(PLANTED), lambda fault: PLANTED[fault][-1]))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)

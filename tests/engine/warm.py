@@ -3,7 +3,7 @@ is its cases. forked.py does the same for sessions of pytest.
 
 A Zygote that a command closes is kept, and the next command that starts one of the same SGLang in the same mode is given it.
 All else is as behind the console script: arguments, exit code, what is printed, the current folder. What a process of its own
-makes of it, tests of test_commands.py and test_commands.py see, which start one.
+makes of it, tests of test_commands.py see, which start one.
 """
 
 import contextlib
