@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
@@ -25,11 +25,10 @@ from eagletwin.harness.families.dimensions.dimension import Dimension, tokens
 from eagletwin.harness.families.dimensions.session import keeps_sessions
 from eagletwin.harness.families.valid import admits
 from eagletwin.harness.families.windows import ENDING
-from eagletwin.reference.sizes import reserved
+from eagletwin.reference.sizes import reserved_slots
 
-from .sample_cases import few
+from .sample_cases import find_cases
 from .strategies import (
-    ASKS,
     DRAFT_WINDOWS,
     DRAWN,
     GRAMMAR_BACKENDS,
@@ -40,6 +39,7 @@ from .strategies import (
     NUM_STEPS,
     PAGE_SIZES,
     POOL_SIZES,
+    REQUEST_OPTIONS,
     SMALL_TREE,
     TOPKS,
     TREE_SIZES,
@@ -47,9 +47,9 @@ from .strategies import (
     Focus,
     Kind,
     Sizes,
-    asking,
     greedy_cases,
     sampling_cases,
+    with_request_options,
 )
 
 # Requests whose prompts are prefilled together, where chunks would mostly keep them apart (strategies.py draws the case).
@@ -66,7 +66,7 @@ def together(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
     case = draw(cases)
     if draw(st.integers(1, _ONE_IN)) < _ONE_IN:
         return case
-    gathered = changed(case, requests=tuple(changed(request, arrive=0) for request in case.requests), chunks=())
+    gathered = replace_fields(case, requests=tuple(replace_fields(request, arrive=0) for request in case.requests), chunks=())
     return gathered if admits(gathered) else case
 
 
@@ -85,7 +85,7 @@ def filling(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
     copied to the host."""
     case = draw(cases)
     fills, left, more, seed = draw(st.tuples(st.integers(0, 3), st.integers(0, 63), st.integers(0, 7), st.integers(0, 255)))
-    page, asked_for = case.page_size, 2 * reserved(case.topk, case.most_steps, case.page_size, case.most_nodes)
+    page, asked_for = case.page_size, 2 * reserved_slots(case.topk, case.most_steps, case.page_size, case.most_nodes)
     # for one new token of the first, two of the second, and a page of each
     least, most = 3 + 2 * page, asked_for - 2
     if not fills or len(case.requests) < 2 or least > most:
@@ -98,16 +98,16 @@ def filling(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
     if rest < 1:
         return case
     pair = (
-        changed(first, prompt=_of_length(case, first, length, seed), max_new_tokens=1, arrive=0),
-        changed(
+        replace_fields(first, prompt=_of_length(case, first, length, seed), max_new_tokens=1, arrive=0),
+        replace_fields(
             second,
             prompt=_of_length(case, second, rest, seed),
             max_new_tokens=2 + more % (free - least + 1),
             arrive=0,
         ),
     )
-    later = tuple(changed(request, arrive=request.arrive + _LATER) for request in case.requests[2:])
-    filled = changed(case, requests=pair + later, chunks=())
+    later = tuple(replace_fields(request, arrive=request.arrive + _LATER) for request in case.requests[2:])
+    filled = replace_fields(case, requests=pair + later, chunks=())
     return filled if admits(filled) else case
 
 
@@ -134,8 +134,8 @@ def returning(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
     kept = draw(st.integers(0, 63)) > 0
     case = draw(cases)
     if not kept:
-        settings = changed(case.engine.sglang, host_pages=0, host_policy="write_through")
-        case = changed(case, engine=EngineSettings(sglang=settings))
+        settings = replace_fields(case.engine.sglang, host_pages=0, host_policy="write_through")
+        case = replace_fields(case, engine=EngineSettings(sglang=settings))
     arrive = max(request.arrive for request in case.requests)
     for request in case.requests:
         comes, after, more, seed = draw(
@@ -146,7 +146,7 @@ def returning(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
         arrive += after
         own = tokens(seed, more, RECIPES[case.model].target.vocab_size)
         for tail in (own, ()):
-            again = changed(request, id=f"{request.id}-again", prompt=request.prompt + tail, arrive=arrive)
+            again = replace_fields(request, id=f"{request.id}-again", prompt=request.prompt + tail, arrive=arrive)
             if (admitted := _with(case, again)) is not None:
                 case = admitted
                 break
@@ -154,7 +154,7 @@ def returning(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
 
 
 def _with(case: Case, request: Request) -> Case | None:
-    more = changed(case, requests=(*case.requests, request))
+    more = replace_fields(case, requests=(*case.requests, request))
     return more if admits(more) else None
 
 
@@ -181,7 +181,7 @@ _OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "gr
 # what no case has unless it is asked for, with its values
 _THINGS: dict[str, tuple[Any, ...]] = {
     **{name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS and VALUES[name][count:]},
-    **dict.fromkeys((_REJECTION, *(name for name in ASKS if name != IN_STEP)), (True,)),
+    **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
@@ -216,22 +216,22 @@ class Block:
     @property
     def probe(self) -> Case:
         """The smallest case of the block's configuration, which has all that its requests may ask for."""
-        asks = [ASKS[name] for name in self.asks if ASKS[name].example is not None]
+        asks = [REQUEST_OPTIONS[name] for name in self.asks if REQUEST_OPTIONS[name].example is not None]
         request, aborted = Request(id="a", prompt=(0,), max_new_tokens=1), "a"
         requests: tuple[Request, ...] = (_example(request, asks),)
         if SEVERAL in self.asks:  # no turn of a session has several samples
-            several = changed(requests[0], id="b", session="")
-            requests = (changed(requests[0], n=1), several) if SESSION in self.asks else (several,)
+            several = replace_fields(requests[0], id="b", session="")
+            requests = (replace_fields(requests[0], n=1), several) if SESSION in self.asks else (several,)
             aborted = "b.1"
         events = (Event(at=0, kind="abort", request=aborted, step=1),) if IN_STEP in self.asks else ()
         case = self.focus.case("probe", requests, events=events)
         if self.sampling is None:
             return case
         own = Sampling(seed=0 if self.focus.deterministic else None)
-        settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
+        settings = replace_fields(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
         of_sampling = [ask for ask in asks if hasattr(own, ask.name)]
-        sampled = tuple(_example(changed(one, sampling=own), of_sampling) for one in requests)
-        return changed(case, requests=sampled, engine=EngineSettings(sglang=settings))
+        sampled = tuple(_example(replace_fields(one, sampling=own), of_sampling) for one in requests)
+        return replace_fields(case, requests=sampled, engine=EngineSettings(sglang=settings))
 
     @property
     def strategy(self) -> SearchStrategy[Case]:
@@ -248,8 +248,8 @@ class Block:
         if self.sizes.common:
             drawn = together(drawn)
         if self.stages > 1:
-            drawn = drawn.map(never_paused)
-        return asking(drawn, self.asks) if self.asks else drawn
+            drawn = drawn.map(without_pauses)
+        return with_request_options(drawn, self.asks) if self.asks else drawn
 
     @property
     def sizes(self) -> Sizes:
@@ -270,7 +270,7 @@ class Block:
     def cases(self, count: int | None = None) -> list[Case]:
         """Up to `count` different cases of the block's own configuration, the same whenever they are drawn; None: `size`."""
         own = self.probe.configuration()
-        return few(self.strategy, count or self.size, self.draw_seed, lambda case: case.configuration() == own)
+        return find_cases(self.strategy, count or self.size, self.draw_seed, lambda case: case.configuration() == own)
 
     @property
     def size(self) -> int:
@@ -293,7 +293,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SearchConstraints:
     """What all blocks of a search have.
 
     held      fields of `Focus` -> their value
@@ -323,12 +323,12 @@ def _example(request: Request, asks: Collection[Dimension]) -> Request:
     return request
 
 
-def never_paused(case: Case) -> Case:
+def without_pauses(case: Case) -> Case:
     """Without the events that pause a scheduler, or have it retract all that runs."""
-    return changed(case, events=tuple(event for event in case.events if event.kind in ("abort", "flush")))
+    return replace_fields(case, events=tuple(event for event in case.events if event.kind in ("abort", "flush")))
 
 
-def block_of(seed: int, number: int, asked: Asked) -> Block:
+def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     if number >= AGAIN:
         return replace(block_of(seed, number % AGAIN, asked), number=number)
@@ -337,9 +337,9 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number)
 
-    def drawn(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
-        block = _drawn(random, guided, seed, number, model, asked, wanted, tree)
-        both = () if block is None else _aborted(block, asked)
+    def draw(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
+        block = _draw_block(random, guided, seed, number, model, asked, wanted, tree)
+        both = () if block is None else _with_in_step_aborts(block, asked)
         return next((one for one in both if admits(one.probe) and asked.wanted(one.probe)), None)
 
     for attempt in range(_TRIES):
@@ -347,7 +347,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             things = in_turn if attempt < _OWN_TRIES else {name: random.choice(of) for name, of in _THINGS.items()}
             extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS))))
             model = model if attempt < _OWN_TRIES else random.choice(turns)
-        if found := drawn(extras, model, tree if attempt < _STAYS else None):
+        if found := draw(extras, model, tree if attempt < _STAYS else None):
             break
     else:
         raise InputError(
@@ -365,13 +365,13 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
         # what is first in turn may take a recipe's turn, since some things few recipes have
         others = random.choices([*RECIPES], k=_STAYS) if name == first else []
         recipes = [(found.focus.model, tree)] * _STAYS + [(recipe, None) for recipe in (found.focus.model, *others)]
-        tries = (drawn(more, recipe, its) for recipe, its in recipes)
+        tries = (draw(more, recipe, its) for recipe, its in recipes)
         if another := next((one for one in tries if one is not None), None):
             found, extras = another, more
     return found
 
 
-def _aborted(block: Block, asked: Asked) -> tuple[Block, ...]:
+def _with_in_step_aborts(block: Block, asked: SearchConstraints) -> tuple[Block, ...]:
     """The block, and the same with aborts inside a step, which come first in a part of the blocks with overlap. Without
     overlap they are one kind of aborts between steps, and no block has them where it is not to."""
     if asked.asks:
@@ -423,21 +423,21 @@ def _in_turn(seed: int, number: int) -> dict[str, Any]:
     return {name: things[name][(cycle + seed) % len(things[name])] for name in (*order[place:], *order[:place])}
 
 
-def _drawn(
+def _draw_block(
     random: Random,
     guided: Random,
     seed: int,
     number: int,
     model: str,
-    asked: Asked,
+    asked: SearchConstraints,
     extras: Mapping[str, Any],
     tree: bool | None,
 ) -> Block | None:
     """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in extras if name in ASKS)
-    held, asks = _with_what_they_need(random, guided, held, asks)
+    asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
+    held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
@@ -477,7 +477,7 @@ def _drawn(
     return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages)
 
 
-def _with_what_they_need(
+def _add_prerequisites(
     random: Random, guided: Random, held: dict[str, Any], asks: tuple[str, ...]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The same with what some of them do nothing without, or come with."""
@@ -528,7 +528,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")
 
 
-def _sampling(random: Random, asked: Asked, *, may_reject: bool) -> Kind | None:
+def _sampling(random: Random, asked: SearchConstraints, *, may_reject: bool) -> Kind | None:
     """How requests of a block sample: in every second block not at all."""
     first, second = random.random() < 0.5, random.random() < 0.5
     if asked.sampling == "":

@@ -16,7 +16,7 @@ from .entry import Entry
 # Which entries of the ledger a mode can show, which mode of a CPU shows one, and what is said of the others.
 
 
-def unreached(entry: Entry, mode: Mode = CPU) -> str:
+def why_unreachable(entry: Entry, mode: Mode = CPU) -> str:
     """Why both sides of an entry are the same in this mode; empty if they are not."""
     needs = entry.needs
     if needs is None:
@@ -49,7 +49,7 @@ def unreached_text(entry: Entry, mode: Mode = CPU) -> str:
     assert entry.needs is not None
     where = ", on a machine that has it (docs/guide/gpu.md)" if entry.needs.device else ""
     return (
-        f"UNKNOWN  {unreached(entry, mode)}\n"
+        f"UNKNOWN  {why_unreachable(entry, mode)}\n"
         "  so:  neither side was run; this says nothing about the release\n"
         f"  try: eagletwin prove {entry.id} {entry.needs.options}{where}\n"
     )
@@ -95,7 +95,7 @@ def cannot_be_in(entry: Entry, model: str) -> str:
     return ""
 
 
-def carried(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
+def port_entry(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
     """The entry with its case in this model: as it stands, then with other prompts, as long as the model admits the case.
 
     The first is admitted wherever `cannot_be_in` is empty.
@@ -107,7 +107,7 @@ def carried(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
     ]:
         last = RECIPES[entry.case.model].end_of_sequence
         requests = (_other(request, model, last, number, more_prompt, more_tokens) for request in case.requests)
-        tried = replace(case, requests=tuple(_stopped(request, model, says) for request in requests))
+        tried = replace(case, requests=tuple(_with_stop_token(request, model, says) for request in requests))
         if admits(tried):
             yield dataclasses.replace(entry, case=tried)
 
@@ -128,7 +128,7 @@ def _other(request: Request, model: str, last: int, number: int, more_prompt: in
     return replace(request, prompt=prompt, max_new_tokens=request.max_new_tokens + more_tokens)
 
 
-def _stopped(request: Request, model: str, says: Says) -> Request:
+def _with_stop_token(request: Request, model: str, says: Says) -> Request:
     """With the stop token that this model's target says one token before the end, as it does where the case is at home."""
     if not request.stop or request.max_new_tokens < 2:
         return request

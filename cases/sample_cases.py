@@ -22,7 +22,7 @@ from eagletwin.harness.core.files import cache_folder
 PREFIX = "eagletwin-"
 
 
-def unexplained(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+def without_explain(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """These phases but `explain`, which names lines of Python that failing cases ran: of a worker it knows none."""
     return tuple(phase for phase in phases if phase is not Phase.explain)
 
@@ -57,7 +57,7 @@ def register() -> None:
         suppress_health_check=quiet,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=unexplained(tuple(Phase)),
+        phases=without_explain(tuple(Phase)),
     )
     settings.register_profile(PREFIX + "dev", common, max_examples=25, database=database)
     settings.register_profile(PREFIX + "ci", common, max_examples=25, database=None, derandomize=True)
@@ -72,7 +72,7 @@ def register() -> None:
 _OF = 4  # of so many drawings one at least is expected to fit: of requests that may ask for much, many ask for something less
 
 
-def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
+def draw_cases(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     """`count` different cases, the same for the same seed."""
     found: list[Case] = []
 
@@ -93,7 +93,7 @@ class _Enough(BaseException):
     """Leaves Hypothesis. Not an Exception, so that it is not taken for a failing test."""
 
 
-def few(strategy: SearchStrategy[Case], count: int, seed: int, fits: Callable[[Case], bool]) -> list[Case]:
+def find_cases(strategy: SearchStrategy[Case], count: int, seed: int, fits: Callable[[Case], bool]) -> list[Case]:
     """The first `count` different cases that fit, of those that `shrink` with this count and seed draws again."""
     found: list[Case] = []
 
@@ -118,8 +118,8 @@ class _Shown(Exception):
 def shrink(
     strategy: SearchStrategy[Case], count: int, seed: int, begins: Callable[[Case], bool], shows: Callable[[Case], bool]
 ) -> None:
-    """Draw again what `few` draws with this count and seed, up to the case with which it `begins`, which shows something, and
-    ask of smaller cases whether each `shows` it too.
+    """Draw again what `find_cases` draws with this count and seed, up to the case with which it `begins`, which shows
+    something, and ask of smaller cases whether each `shows` it too.
 
     To end it early, `shows` raises a BaseException: Hypothesis takes an Exception for a case that shows it.
     """

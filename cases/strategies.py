@@ -28,10 +28,10 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions import DIMENSIONS
-from eagletwin.harness.families.dimensions.adaptive import STEPS, WHOLE, adapted
+from eagletwin.harness.families.dimensions.adaptive import STEPS, WHOLE, with_adaptive_steps
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.families.valid import admits
-from eagletwin.reference.sizes import count_candidates, reserved
+from eagletwin.reference.sizes import count_candidates, reserved_slots
 
 # How requests of a drawn case sample: each in one of a few ways, or not at all (strategies.py draws the case).
 #
@@ -55,7 +55,7 @@ def samplings(greedy: bool) -> st.SearchStrategy[Sampling | None]:
     return st.integers(0, 3).flatmap(lambda number: st.none() if number == 3 else drawn) if greedy else drawn
 
 
-def sampled(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool, retract: bool) -> Case:
+def with_sampling(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool, retract: bool) -> Case:
     """This case with at least one request that samples.
 
     rejection  whether the draft samples too; None: either, where it may
@@ -79,13 +79,13 @@ def sampled(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool
 
 # What requests may ask for, each drawn only where it is asked for, after all the rest: in every block that a search draws
 # without it, cases are the same. Simplest comes first: a request shrinks to one that asks for nothing.
-ASKS = {name: dimension for name, dimension in DIMENSIONS.items() if dimension.draw or dimension.draw_case}
+REQUEST_OPTIONS = {name: dimension for name, dimension in DIMENSIONS.items() if dimension.draw or dimension.draw_case}
 
 
 @st.composite
-def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
+def with_request_options(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
     """A case of which each request may ask for each of these, names of ASKS."""
-    case, wanted = draw(cases), [ASKS[name] for name in ASKS if name in asks]
+    case, wanted = draw(cases), [REQUEST_OPTIONS[name] for name in REQUEST_OPTIONS if name in asks]
     vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
     for request in case.requests:
         if any(ask.of_prompt for ask in wanted) and draw(st.integers(0, 7)) == 7:
@@ -93,7 +93,7 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
         for ask in wanted:
             if ask.draw is not None:
                 request = ask.put(request, ask.draw(draw, request, vocabulary))
-        for settle in (ask.settle for ask in ASKS.values() if ask.settle is not None):
+        for settle in (ask.settle for ask in REQUEST_OPTIONS.values() if ask.settle is not None):
             request = settle(case, request, vocabulary)
         requests.append(request)
     case = msgspec.structs.replace(case, requests=tuple(requests))
@@ -198,8 +198,8 @@ class Focus:
     @property
     def round_slots(self) -> int:
         if self.adaptive:  # as the longest round there may be
-            return reserved(self.topk, max(STEPS), self.page_size, max(STEPS) + 1)
-        return reserved(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
+            return reserved_slots(self.topk, max(STEPS), self.page_size, max(STEPS) + 1)
+        return reserved_slots(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
 
     @property
     def pool(self) -> int:
@@ -291,7 +291,7 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     return replace(drawn, num_steps=1 + (drawn.num_steps - 1) % layers, topk=topk, tree_size=TREE_SIZES[0])
 
 
-def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+def _focus_on(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     """Nearly always `value`; now and then, and whenever shrinking can have it, a simpler one. None: any of them."""
     if value is None:
         return st.sampled_from(values)
@@ -356,9 +356,9 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
         if name in held or (extra and name == "model"):  # not every recipe can have the rest
             chosen[name] = value
         elif extra:  # smaller cases may be without it
-            chosen[name] = draw(_focused(value, (*drawn, value)))
+            chosen[name] = draw(_focus_on(value, (*drawn, value)))
         else:
-            chosen[name] = drawn[0] if len(drawn) == 1 else draw(_focused(value, drawn))
+            chosen[name] = drawn[0] if len(drawn) == 1 else draw(_focus_on(value, drawn))
     return _possible(Focus(**chosen), held)
 
 
@@ -416,7 +416,7 @@ def _slots(
     return draw(requests(configuration, name, earlier, sizes)), there
 
 
-def _prefilled(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, int]:
+def _first_decode_iterations(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, int]:
     """By request about the iteration in which it begins to decode: as if each prefill batch held one request's chunk."""
     sizes, iteration, begins = iter(chunks), 0, {}
     for request in sorted(made, key=lambda request: request.arrive):
@@ -471,7 +471,7 @@ def cases(
     """
     options: dict[str, Any] = {"held": held, "max_requests": max_requests, "events": events}
     if asks:
-        return asking(cases(focus, sampling=sampling, **options), asks)
+        return with_request_options(cases(focus, sampling=sampling, **options), asks)
     if sampling is None:
         return greedy_cases(focus, **options)
     if sampling not in get_args(Kind):
@@ -518,9 +518,9 @@ def greedy_cases(
     if events and draw(st.integers(0, 3)):
         slots = enumerate(zip(drawn, present, strict=True))
         near = [request if there else made[number % len(made)] for number, (request, there) in slots]
-        drawn_events = draw(_events(near, _prefilled(made, chunks)))
+        drawn_events = draw(_events(near, _first_decode_iterations(made, chunks)))
     case = configuration.case("generated", made, chunks=chunks, events=drawn_events)
-    return adapted(draw, case) if configuration.adaptive else case
+    return with_adaptive_steps(draw, case) if configuration.adaptive else case
 
 
 @st.composite
@@ -536,7 +536,7 @@ def sampling_cases(
 ) -> Case:
     """A valid case of which at least one request samples (sampling.sampled). others: as greedy_cases() takes them."""
     case = draw(greedy_cases(focus, **others))
-    return sampled(draw, case, rejection=rejection, greedy=greedy, retract=retract)
+    return with_sampling(draw, case, rejection=rejection, greedy=greedy, retract=retract)
 
 
 def rejects(focus: Focus, **changed: Any) -> Focus:

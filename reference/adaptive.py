@@ -58,10 +58,10 @@ class Tier:
         due = self.told - self.knobs.warmup
         if due <= 0 or due % self.knobs.interval:
             return False
-        before, self.steps = self.steps, self._decided()
+        before, self.steps = self.steps, self._choose_steps()
         return self.steps != before
 
-    def _decided(self) -> int:
+    def _choose_steps(self) -> int:
         if self.steps == 0:
             return self._probe()
         fewer = [choice for choice in self.choices if choice < self.steps]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .gemma4 import embedded, gemma_layer
+from .gemma4 import embed, gemma_layer
 from .layers import Weights, rms_norm
 from .llama import decoder_layer, in_window
 from .sizes import LlamaShape
@@ -258,7 +258,7 @@ class FrozenHead:
             raise ValueError("a draft that reads the target's rows was run without them")
         keys, values = self.memory
         committed = sees[:, : keys.shape[1]]  # [R, E]
-        given = torch.cat([embedded(self.embedding, tokens), hidden], -1)  # [R, 2B]
+        given = torch.cat([embed(self.embedding, tokens), hidden], -1)  # [R, 2B]
         x = linear(given, self.weights["pre_projection.weight"])  # [R, H]
         for layer, read in enumerate(self.reads):
             window = self.shape.window(layer)

@@ -35,7 +35,7 @@ def chains_everywhere(
     stored = _first(head, tokens)
     for begin in range(0, len(tokens) - 1, block):
         starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)  # [C] M
-        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
+        rows = _extend_rows(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
         before = stored = behind(stored, rows)
         sees = torch.arange(before.keys.shape[1])[None, :] <= (starts - head.ahead)[:, None]  # [C, B] committed rows
         own = torch.eye(len(starts), dtype=torch.bool)  # [C, C] scratch rows of one step
@@ -67,7 +67,7 @@ def committed_everywhere(head: Head, tokens: Tensor, target_hidden: Tensor, bloc
     stored = _first(head, tokens)
     for begin in range(0, len(tokens) - 1, block):
         starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)
-        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
+        rows = _extend_rows(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
         stored = behind(stored, rows)
     return stored
 
@@ -82,7 +82,7 @@ def layers_everywhere(
         hidden, logits = target_hidden[starts - 1], []
         for layer, head in enumerate(heads):
             consumed = tokens[(starts + layer).clamp(max=len(tokens) - 1)]
-            rows = _continued(head, consumed, head.feed(hidden), starts - 1, stored[layer])
+            rows = _extend_rows(head, consumed, head.feed(hidden), starts - 1, stored[layer])
             stored[layer] = behind(stored[layer], rows)
             hidden = rows.hidden if chained else hidden
             logits.append(rows.logits)
@@ -97,7 +97,7 @@ def trees_everywhere(
     for begin in range(0, len(tokens) - 1, block):
         end = min(begin + block, len(tokens) - 1)
         starts = torch.arange(begin + 1, end + 1)
-        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
+        rows = _extend_rows(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
         before, stored = stored, behind(stored, rows)
         if before is not None:  # a round goes on from any of them
             hidden, logits = torch.cat([before.hidden, rows.hidden]), torch.cat([before.logits, rows.logits])
@@ -106,7 +106,7 @@ def trees_everywhere(
         yield begin + 1, grow_rounds(head, stored, [rows_behind(head, end)], rounds, topk, num_steps, view)
 
 
-def _continued(head: Head, tokens: Tensor, hidden: Tensor, positions: Tensor, stored: DraftRows | None) -> DraftRows:
+def _extend_rows(head: Head, tokens: Tensor, hidden: Tensor, positions: Tensor, stored: DraftRows | None) -> DraftRows:
     """Rows behind those that are stored, each of which sees all that stand before it."""
     sees = torch.arange(int(positions[-1]) + 1)[None, :] <= positions[:, None]
     return draft_rows(head, tokens, hidden, positions, sees, stored)
@@ -116,4 +116,4 @@ def _first(head: Head, tokens: Tensor) -> DraftRows | None:
     """What stands before the row that consumes x[1]: of a plain draft the row of x[0]."""
     if head.ahead == 1:
         return None
-    return _continued(head, tokens[:1], torch.empty(1, 0), torch.zeros(1, dtype=torch.int64), None)
+    return _extend_rows(head, tokens[:1], torch.empty(1, 0), torch.zeros(1, dtype=torch.int64), None)

@@ -30,7 +30,7 @@ from .sizes import ClampedExperts, ExpertShape
 CHOSEN, WITHIN = "chosen", "within"
 
 
-def followed(weights: Weights, router: str, score: Tensor, own: Tensor, groups: int = 1, kept: int = 1) -> Tensor:
+def follow_routing(weights: Weights, router: str, score: Tensor, own: Tensor, groups: int = 1, kept: int = 1) -> Tensor:
     """The experts of each row [R, K]: those that were given where they are admitted, else its own.
 
     score [R, X]: what experts are ranked by; own [R, K]. Groups are chosen first, by the sum of their two best experts, and a
@@ -74,7 +74,7 @@ class Routing:
     weight: Tensor
 
 
-def gated(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+def gated_mlp(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
     """A gated layer of a Llama, or one expert: inner [R, H] -> [R, H]. One without a gate squares a ReLU (Nemotron-H, arXiv
     2504.03624 §2.1; Primer, arXiv 2109.08668)."""
 
@@ -103,7 +103,7 @@ def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> R
     score = affinity if shape.affinity == "sigmoid" else logits  # a softmax keeps their order
     bias = weights.get(f"{prefix}gate.{BIAS}", 0.0)
     own = ranked_by(score, bias, shape).topk(shape.chosen).indices
-    chosen = followed(weights, f"{prefix}gate.", score + bias, own, shape.groups, shape.kept)
+    chosen = follow_routing(weights, f"{prefix}gate.", score + bias, own, shape.groups, shape.kept)
     weight = affinity.gather(1, chosen)  # [R, K]
     return Routing(chosen, weight / weight.sum(-1, keepdim=True))
 
@@ -115,14 +115,14 @@ def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) ->
     routed = torch.zeros_like(inner)
     for expert in range(shape.count):
         rows = share[:, expert].nonzero().flatten()
-        own = gated(weights, f"{prefix}experts.{expert}.", inner[rows])
+        own = gated_mlp(weights, f"{prefix}experts.{expert}.", inner[rows])
         routed = routed.index_add(0, rows, share[rows, expert, None] * own)
-    return shape.scale * routed + (_shared(weights, prefix, inner) if shape.shared else 0.0)
+    return shape.scale * routed + (_shared_expert(weights, prefix, inner) if shape.shared else 0.0)
 
 
-def _shared(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+def _shared_expert(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
     """The expert that all rows share; of Qwen3-Next times a sigmoid of one number of each row."""
-    added = gated(weights, f"{prefix}shared_experts.", inner)
+    added = gated_mlp(weights, f"{prefix}shared_experts.", inner)
     gate = weights.get(f"{prefix}shared_expert_gate.weight")  # [1, H]
     return added if gate is None else linear(inner, gate).sigmoid() * added
 
@@ -146,7 +146,7 @@ class Chosen:
 def route_clamped(weights: Weights, prefix: str, shape: ClampedExperts, inner: Tensor) -> Chosen:
     """The experts of rows inner [R, H]."""
     logits = linear(inner, weights[f"{prefix}router.weight"], weights[f"{prefix}router.bias"])  # [R, X]
-    chosen = followed(weights, f"{prefix}router.", logits, logits.topk(shape.chosen).indices)
+    chosen = follow_routing(weights, f"{prefix}router.", logits, logits.topk(shape.chosen).indices)
     return Chosen(chosen, logits.gather(1, chosen).softmax(-1))
 
 

@@ -84,7 +84,7 @@ def follow_tree(
                     why = "an elder sibling of this token was refused"
                     return [*found, _Finding(tokens[other], "accept", -math.inf, errors[node], why)]
                 if other == child:
-                    return [*found, _accepted(tokens[other], own > 0, margin, errors[node])]
+                    return [*found, _accept_finding(tokens[other], own > 0, margin, errors[node])]
                 found.append(_Finding(tokens[other], "refuse", -margin, errors[node], "the coin accepts this child"))
                 refused.append(tokens[other])
             return [*found, _bonus(without(row, refused), row, refused, draws.final, walk.bonus, 2 * errors[node])]
@@ -117,7 +117,7 @@ def follow_chain(
             token, error = tokens[node + 1], errors[node] + draft_errors[node]
             margin = chain_acceptance(row, drafts[node], token, draws.coins[node])
             if accepted:
-                return [_accepted(token, float(row[token]) > 0, margin, error)]
+                return [_accept_finding(token, float(row[token]) > 0, margin, error)]
             refused = _Finding(token, "refuse", -margin, error, "the coin accepts the draft token")
             signed = row - drafts[node].double().nan_to_num(nan=0.0)
             rest = signed.clamp(min=0.0)
@@ -146,7 +146,7 @@ class _Finding:
         return -self.margin - self.error
 
 
-def _accepted(token: int, probable: bool, margin: float, error: float) -> _Finding:
+def _accept_finding(token: int, probable: bool, margin: float, error: float) -> _Finding:
     if not probable:
         return _Finding(token, "accept", -math.inf, error, "the target never draws this token")
     return _Finding(token, "accept", margin, error, "the coin refuses this token")

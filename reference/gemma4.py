@@ -18,12 +18,12 @@ from .layers import Weights, rms_norm
 from .sizes import GemmaShape, LlamaShape
 
 
-def embedded(embedding: Tensor, tokens: Tensor) -> Tensor:
+def embed(embedding: Tensor, tokens: Tensor) -> Tensor:
     """What the first layer is given for tokens [T]: [T, H]."""
     return embedding[tokens] * math.sqrt(embedding.shape[1])
 
 
-def capped(logits: Tensor, cap: float) -> Tensor:
+def cap_logits(logits: Tensor, cap: float) -> Tensor:
     """Logits [.., V] between -cap and cap; 0: as they are."""
     return cap * (logits / cap).tanh() if cap else logits
 
@@ -55,9 +55,9 @@ def gemma_layer(
         return linear(rows, weights[f"{prefix}self_attn.{name}.weight"]).view(len(rows), -1, shape.head_dim)
 
     inner = norm("input_layernorm", x)  # [R, H]
-    query = _turned(shape, gemma, norm("self_attn.q_norm", heads("q_proj", inner)), positions, windowed)  # [R, N, D]
+    query = _apply_rope(shape, gemma, norm("self_attn.q_norm", heads("q_proj", inner)), positions, windowed)  # [R, N, D]
     if memory is None:
-        key = _turned(shape, gemma, norm("self_attn.k_norm", heads("k_proj", inner)), positions, windowed)  # [R, G, D]
+        key = _apply_rope(shape, gemma, norm("self_attn.k_norm", heads("k_proj", inner)), positions, windowed)  # [R, G, D]
         value = rms_norm(heads("v_proj", inner), key.new_ones(shape.head_dim), shape.rms_norm_eps)  # [R, G, D]
     else:
         key, value = memory
@@ -74,7 +74,7 @@ def gemma_layer(
     return x * weights[f"{prefix}layer_scalar"], key, value
 
 
-def _turned(shape: LlamaShape, gemma: GemmaShape, x: Tensor, positions: Tensor, windowed: bool) -> Tensor:
+def _apply_rope(shape: LlamaShape, gemma: GemmaShape, x: Tensor, positions: Tensor, windowed: bool) -> Tensor:
     """Heads x [R, N, D] turned by their positions [R]: pair (d, d + D/2) by position * theta**(-2d/D)."""
     half = shape.head_dim // 2
     theta, pairs = (shape.rope_theta, half) if windowed else (gemma.theta, gemma.pairs)

@@ -76,7 +76,7 @@ class Automaton:
         self._empty = reaching(self._rules, letters=False)
         first = {Item(0, symbols, 0, 0) for symbols in self._rules[0]}
         # text -> the items after each of its letters, before the first of them included
-        self._read: dict[str, tuple[frozenset[Item], ...]] = {"": (self._closed(first, ()),)}
+        self._read: dict[str, tuple[frozenset[Item], ...]] = {"": (self._closure(first, ()),)}
 
     def begins(self, text: str) -> bool:
         """Whether a sentence begins with this text, or is it."""
@@ -85,7 +85,7 @@ class Automaton:
     def is_sentence(self, text: str) -> bool:
         return any(item.rule == 0 and item.start == 0 and item.next is None for item in self._items(text)[-1])
 
-    def forced(self, text: str) -> str:
+    def forced_text(self, text: str) -> str:
         """What each sentence that begins with this text goes on with, up to where one ends or two differ."""
         letters = ""
         while not self.is_sentence(text + letters):
@@ -98,10 +98,13 @@ class Automaton:
     def _items(self, text: str) -> tuple[frozenset[Item], ...]:
         if text not in self._read:
             before = self._items(text[:-1])
-            self._read[text] = (*before, self._closed({item.read_on() for item in before[-1] if item.next == text[-1]}, before))
+            self._read[text] = (
+                *before,
+                self._closure({item.read_on() for item in before[-1] if item.next == text[-1]}, before),
+            )
         return self._read[text]
 
-    def _closed(self, items: set[Item], before: tuple[frozenset[Item], ...]) -> frozenset[Item]:
+    def _closure(self, items: set[Item], before: tuple[frozenset[Item], ...]) -> frozenset[Item]:
         """With all that follows from these items without another letter."""
         here, found, waiting = len(before), set(items), list(items)
         while waiting:

@@ -34,11 +34,11 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None = None) -> 
     if scaling is None:
         return plain
     slow = plain / scaling.factor
-    kept = _kept(plain, theta, scaling)  # [D/2]
+    kept = _kept_frequencies(plain, theta, scaling)  # [D/2]
     return plain * kept + slow * (1 - kept)
 
 
-def _kept(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+def _kept_frequencies(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     """How much of each pair's own frequency is kept [D/2]: 0 for a pair that is slowed down, 1 for one that is not."""
     if scaling.kind == "linear":
         return torch.zeros_like(plain)
@@ -101,7 +101,7 @@ class LowRank:
     scale: float
 
 
-def adapted(weights: Weights, adapter: Mapping[str, LowRank]) -> Weights:
+def apply_adapter(weights: Weights, adapter: Mapping[str, LowRank]) -> Weights:
     """The weights of a model with this adapter, which names the weights that it changes."""
     changed = {name: weights[name] + part.scale * (part.up @ part.down) for name, part in adapter.items()}
     return {**weights, **changed}

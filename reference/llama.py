@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .experts import clamped_experts, experts, gated
-from .gemma4 import capped, embedded, gemma_layer
+from .experts import clamped_experts, experts, gated_mlp
+from .gemma4 import cap_logits, embed, gemma_layer
 from .layers import Weights, latent_attention, rms_norm, rotate
 from .sizes import LlamaShape
 from .state_layers import Kept, delta_layer, scan_layer
@@ -116,7 +116,7 @@ def _feed_forward(weights: Weights, prefix: str, shape: LlamaShape, x: Tensor) -
         return x + clamped_experts(weights, f"{prefix}mlp.", shape.clamped, inner)
     if shape.experts is not None and f"{prefix}mlp.gate.weight" in weights:
         return x + experts(weights, f"{prefix}mlp.", shape.experts, inner)
-    return x + gated(weights, f"{prefix}mlp.", inner)
+    return x + gated_mlp(weights, f"{prefix}mlp.", inner)
 
 
 def _state_layer(weights: Weights, prefix: str, shape: LlamaShape, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Kept]:
@@ -153,7 +153,7 @@ def _attention(
     if shape.qk_norm:  # one weight [D] for all heads
         query = rms_norm(query, weights[f"{prefix}q_norm.weight"], shape.rms_norm_eps)
         key = rms_norm(key, weights[f"{prefix}k_norm.weight"], shape.rms_norm_eps)
-    turned = _turned(shape, torch.cat([query, key], 1), positions)  # [R, N+G, D]
+    turned = _apply_rope(shape, torch.cat([query, key], 1), positions)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
@@ -167,7 +167,7 @@ def _attention(
     return attended.flatten(1), key, value
 
 
-def _turned(shape: LlamaShape, x: Tensor, positions: Tensor) -> Tensor:
+def _apply_rope(shape: LlamaShape, x: Tensor, positions: Tensor) -> Tensor:
     """Heads x [R, N, D] turned by their positions [R]: all of each, or its front part (partial rotary), or nothing."""
     if not shape.rope_theta:
         return x
@@ -196,7 +196,7 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     lengths = lengths or [len(tokens)]
     _, positions, sees = side_by_side(lengths)
     gemma, embedding = shape.gemma, weights["model.embed_tokens.weight"]
-    x = embedding[tokens] if gemma is None else embedded(embedding, tokens)  # [T, H]
+    x = embedding[tokens] if gemma is None else embed(embedding, tokens)  # [T, H]
     sees = sees.to(x.device)
     keys, values, aux, kept = [], [], [], []
     within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
@@ -218,6 +218,6 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
             aux.append(x)
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
     logits = linear(normed, weights["lm_head.weight"])  # [T, V]
-    logits = logits if gemma is None else capped(logits, gemma.cap)
+    logits = logits if gemma is None else cap_logits(logits, gemma.cap)
     hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
     return TargetRows(hidden, x, normed, logits, torch.stack(keys), torch.stack(values), tuple(kept))

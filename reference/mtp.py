@@ -21,7 +21,7 @@ from torch import Tensor
 from .eagle import DraftRows, Head, draft_rows
 
 
-def consumed(tokens: Tensor, proposals: Sequence[int], layer: int, rows: range) -> Tensor:
+def layer_tokens(tokens: Tensor, proposals: Sequence[int], layer: int, rows: range) -> Tensor:
     """Token of each row of a layer [R]: x[i+1+layer], and past what is known the draft of it.
 
     tokens: x[0..M], all that is known when the rows are written; rows end at K <= M. proposals[n]: what row K-1 of layer n
@@ -59,7 +59,7 @@ def draft_extend(
     found: list[DraftRows] = []
     chosen: list[int] = []
     for layer, head in enumerate(heads):
-        ids = consumed(tokens, chosen, layer, rows)  # [R]
+        ids = layer_tokens(tokens, chosen, layer, rows)  # [R]
         found.append(draft_rows(head, ids, head.feed(hidden), positions, sees, before[layer]))
         chosen.append(int(found[-1].logits[-1].argmax()) if proposals is None else int(proposals[layer]))
         if chained:

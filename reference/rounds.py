@@ -48,12 +48,12 @@ def draft_rounds(
     head: of all steps, or of each. reads: what scratch rows read of the committed ones.
     """
 
-    def given(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
+    def recorded_choice(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
         return tokens[:, so_far.shape[1]], expanded[:, so_far.shape[1]]
 
     _, steps, topk = tokens.shape
     heads = head if isinstance(head, Sequence) else [head] * steps
-    return _grow(heads, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
+    return _grow(heads, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, recorded_choice)
 
 
 def grow_rounds(

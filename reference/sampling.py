@@ -82,7 +82,7 @@ def keep_top_k(chances: Tensor, top_k: Tensor) -> Tensor:
     """[.., V]: the top_k [..] largest, and what ties with the last of them, normalised."""
     ordered = chances.sort(-1, descending=True).values
     last = (top_k.expand(chances.shape[:-1]).clamp(1, chances.shape[-1]) - 1)[..., None]
-    return _normalised(torch.where(chances >= ordered.gather(-1, last), chances, 0.0))
+    return _normalize(torch.where(chances >= ordered.gather(-1, last), chances, 0.0))
 
 
 def keep_top_p(chances: Tensor, top_p: Tensor) -> Tensor:
@@ -91,16 +91,16 @@ def keep_top_p(chances: Tensor, top_p: Tensor) -> Tensor:
     reached = ordered.cumsum(-1) >= top_p.expand(chances.shape[:-1])[..., None]
     last = torch.where(reached.any(-1), reached.int().argmax(-1), chances.shape[-1] - 1)[..., None]
     kept = torch.where(chances >= ordered.gather(-1, last), chances, 0.0)
-    return torch.where((top_p >= 1)[..., None], chances, _normalised(kept))
+    return torch.where((top_p >= 1)[..., None], chances, _normalize(kept))
 
 
 def keep_min_p(chances: Tensor, min_p: Tensor) -> Tensor:
     """[.., V]: what has at least min_p [..] of the largest probability, normalised. Other cuts leave it as it is."""
     least = chances.max(-1, keepdim=True).values * min_p[..., None]
-    return torch.where((min_p > 0)[..., None], _normalised(torch.where(chances >= least, chances, 0.0)), chances)
+    return torch.where((min_p > 0)[..., None], _normalize(torch.where(chances >= least, chances, 0.0)), chances)
 
 
-def _normalised(weights: Tensor) -> Tensor:
+def _normalize(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -126,7 +126,7 @@ def sample_tree(
             break
         path.append(accepted)
     token, margin = draw(without(targets[node], refused), final_coin)
-    return _sampled(path, tokens, Decision(node, token, "bonus", margin), decisions)
+    return _sampling_result(path, tokens, Decision(node, token, "bonus", margin), decisions)
 
 
 def _among_children(
@@ -173,7 +173,7 @@ def sample_chain(targets: Tensor, drafts: Tensor, tokens: Sequence[int], coins: 
     node = path[-1]
     rest = targets[node] if node == len(drafts) else remainder(targets[node], drafts[node])
     bonus, margin = draw(rest if float(rest.sum()) > 0 else targets[node], final_coin)
-    return _sampled(path, tokens, Decision(node, bonus, "bonus", margin), decisions)
+    return _sampling_result(path, tokens, Decision(node, bonus, "bonus", margin), decisions)
 
 
 def chain_acceptance(chances: Tensor, draft: Tensor, token: int, coin: float) -> float:
@@ -215,7 +215,7 @@ def draw(weights: Tensor, coin: float) -> tuple[int, float]:
     return token, min(below, above)
 
 
-def _sampled(path: list[int], tokens: Sequence[int], bonus: Decision, decisions: list[Decision]) -> Sampled:
+def _sampling_result(path: list[int], tokens: Sequence[int], bonus: Decision, decisions: list[Decision]) -> Sampled:
     return Sampled(tuple(path), (*(tokens[node] for node in path[1:]), bonus.token), (*decisions, bonus))
 
 
@@ -224,7 +224,7 @@ def _sampled(path: list[int], tokens: Sequence[int], bonus: Decision, decisions:
 # text is impossible as long as it is too short.
 
 
-def penalized(logits: Tensor, emitted: Sequence[int], frequency: float, presence: float, repetition: float) -> Tensor:
+def apply_penalties(logits: Tensor, emitted: Sequence[int], frequency: float, presence: float, repetition: float) -> Tensor:
     """One row of logits [V] after these tokens -> [V]."""
     counts = torch.bincount(torch.tensor(emitted, dtype=torch.int64), minlength=len(logits)).double()  # [V]
     lowered = logits - frequency * counts - presence * (counts > 0)  # [V]
@@ -252,15 +252,15 @@ def murmur3(words: Sequence[int]) -> int:
     found = 0
     for word in words:
         mixed = (word & _WORD) * 0xCC9E2D51 & _WORD
-        mixed = _rotated(mixed, 15) * 0x1B873593 & _WORD
-        found = (_rotated(found ^ mixed, 13) * 5 + 0xE6546B64) & _WORD
+        mixed = _rotate_left(mixed, 15) * 0x1B873593 & _WORD
+        found = (_rotate_left(found ^ mixed, 13) * 5 + 0xE6546B64) & _WORD
     found ^= 4 * len(words)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         found = (found ^ found >> shift) * factor & _WORD
     return found ^ found >> 16
 
 
-def _rotated(word: int, bits: int) -> int:
+def _rotate_left(word: int, bits: int) -> int:
     return (word << bits | word >> 32 - bits) & _WORD
 
 

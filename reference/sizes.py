@@ -232,7 +232,7 @@ def branch_pages(committed: int, num_steps: int, page_size: int) -> int:
     return -(-(committed % page_size + num_steps) // page_size)
 
 
-def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+def reserved_slots(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
     """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
 
     Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.

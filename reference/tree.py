@@ -201,7 +201,7 @@ def kv_moves(path: Sequence[int], slots: Sequence[int]) -> list[Move]:
     return [(slots[node], slots[place]) for place, node in enumerate(path)]
 
 
-def moved(rows: Tensor, moves: Sequence[Move]) -> Tensor:
+def move_rows(rows: Tensor, moves: Sequence[Move]) -> Tensor:
     """rows [slots, ..] after the moves, all at once: what a move reads is what was there before any of them."""
     after = rows.clone()
     after[torch.tensor([to for _, to in moves], dtype=torch.int64)] = rows[
@@ -224,6 +224,6 @@ def tracked_place(committed: int, accept_len: int, interval: int) -> int | None:
     return multiple - committed - 1 if multiple > committed else None
 
 
-def rotated(ids: Sequence[int], token: int) -> list[int]:
+def rotate_ids(ids: Sequence[int], token: int) -> list[int]:
     """Shifted one to the left, with `token` at the end: row i consumes what row i + 1 did. Of no ids none are left."""
     return [*ids[1:], token] if ids else []

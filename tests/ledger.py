@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 from eagletwin.cases import ledger
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.ledger import LEDGER, PROBES
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import on_a_cpu, why_unreachable
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.rules import catalogue
@@ -98,7 +98,7 @@ def _by_flags(bug: Known) -> str:
 
 def by_recording() -> str:
     """docs/guide/recording.md: which bugs integers show, and why they do not show others."""
-    found = {entry.id: recorded(entry) for entry in LEDGER.values() if not unreached(entry, on_a_cpu(entry))}
+    found = {entry.id: recorded(entry) for entry in LEDGER.values() if not why_unreachable(entry, on_a_cpu(entry))}
     return "\n".join(
         [
             "A recording shows these bugs of the ledger that a CPU reaches:",
@@ -146,7 +146,7 @@ def upstream() -> str:
     """docs/guide/upstream/test_eagle_draft_chain.py: a test for each fix that a CPU reaches."""
     tests = []
     for entry in LEDGER.values():
-        if entry.fixed and not unreached(entry):
+        if entry.fixed and not why_unreachable(entry):
             title = textwrap.fill(entry.title, 80, initial_indent="    # ", subsequent_indent="    # ")
             tests.append(f'{title}\n    def {name_of_test(entry.id)}(self):\n        self._assert_fixed("{entry.id}")\n')
     return "\n" + "\n".join(tests) + "\n"

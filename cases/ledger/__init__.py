@@ -29,7 +29,7 @@ adaptive_hidden pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft
 """.split()  # noqa: SIM905
 
 
-def _known(names: Iterable[str]) -> Iterator[Known]:
+def _load_entries(names: Iterable[str]) -> Iterator[Known]:
     """The bugs of these modules, in the order of the ledger."""
     for name in sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)):
         module = import_module(f"{__name__}.{name}")
@@ -45,7 +45,7 @@ def by_id(bugs: Iterable[Known]) -> dict[str, Known]:
     return found
 
 
-_KNOWN = by_id(_known(module.name for module in iter_modules(__path__)))
+_KNOWN = by_id(_load_entries(module.name for module in iter_modules(__path__)))
 LEDGER = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Entry)}
 PROBES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Probe)}
 
@@ -53,18 +53,18 @@ PROBES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Probe)}
 def patches_of(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> tuple[Patch, ...]:
     """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError."""
 
-    def refused(name: str, what: str, remedy: str) -> InputError:
+    def refusal(name: str, what: str, remedy: str) -> InputError:
         return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
 
     patches: list[Patch] = []
     for entry in (entry for name in revert or () for entry in entries_of(name)):
         if entry.revert is None:
             live = f"it is live: `eagletwin check {entry.id}` shows it as the release is, `prove {entry.id}` both sides"
-            raise refused(entry.id, "fix that could be undone", live)
+            raise refusal(entry.id, "fix that could be undone", live)
         patches.append(entry.revert)
     for entry in (entry for name in remedy or () for entry in entries_of(name)):
         if entry.remedy is None:
-            raise refused(entry.id, "candidate fix", f"`eagletwin prove {entry.id}` shows both sides of it")
+            raise refusal(entry.id, "candidate fix", f"`eagletwin prove {entry.id}` shows both sides of it")
         patches.append(entry.remedy)
     # entries that share a fix, or the same one twice: an edit is made once
     return tuple(dict.fromkeys([*patches, *(read_patch(file) for file in patch or ())]))
@@ -126,11 +126,11 @@ def with_probes(names: list[str]) -> list[Known]:
 
 def case_of(name: str) -> Case:
     """The case in this file, or of this entry. Raises InputError."""
-    entry = entry_named(name)
+    entry = find_entry(name)
     return entry.case if entry is not None else read_case(Path(name))
 
 
-def entry_named(name: str) -> Entry | None:
+def find_entry(name: str) -> Entry | None:
     """The entry that is meant by the name of a case; None: it is a file. Raises InputError."""
     if Path(name).exists() or not (name.removeprefix("#").isdigit() or _matching(name)):
         return None

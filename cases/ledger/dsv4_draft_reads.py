@@ -8,7 +8,7 @@ column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
 from eagletwin.cases.entry import FunctionCall, Probe
 from eagletwin.harness.core.patch import Edit, Patch
 
-from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, given
+from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, kernel_inputs
 
 ENTRY = Probe(
     id="dsv4-draft-reads",
@@ -19,7 +19,7 @@ ENTRY = Probe(
     trigger="the DeepSeek-V4 backend on CUDA, num_steps >= 2; here its plan alone",
     call=FunctionCall(
         name="step_reads",
-        given=given(),
+        given=kernel_inputs(),
         expected=tuple(
             [first_slot(request) + column for request, m in enumerate(COMMITTED) for column in range(m + step)]
             for step in range(1, NUM_STEPS)

@@ -32,7 +32,7 @@ self.init_lm_head()""",
 )
 
 
-def _tied(name: str) -> Edit:
+def _tie_backend(name: str) -> Edit:
     """After a layer's backend is made: the attribute of it that is layer 0's again."""
     return Edit(
         target=f"{_DRAFTER}.init_attention_backend",
@@ -79,8 +79,8 @@ EACH_ITS_OWN = Patch(
 )
 
 _REVERTS = {
-    "req-pool": (OWN_REQ_POOLS, _tied("req_to_token_pool")),
-    "kv-pool": (_tied("token_to_kv_pool"),),
+    "req-pool": (OWN_REQ_POOLS, _tie_backend("req_to_token_pool")),
+    "kv-pool": (_tie_backend("token_to_kv_pool"),),
     "attn-backend": (
         Edit(
             target=f"{_DRAFTER}.init_attention_backend",

@@ -17,7 +17,7 @@ def first_slot(request: int) -> int:
     return 1000 * (request + 1)
 
 
-def given() -> dict[str, list[int]]:
+def kernel_inputs() -> dict[str, list[int]]:
     """Committed lengths, and the slots that the worker allots behind them."""
     # not of reference.layout, which imports torch: the ledger is read before anything slow is imported
     slots = [first_slot(request) + m + step for request, m in enumerate(COMMITTED) for step in range(NUM_STEPS)]
@@ -34,7 +34,7 @@ ENTRY = Probe(
     trigger="the DeepSeek-V4 backend, num_steps >= 2, no CUDA graph; here its plan alone",
     call=FunctionCall(
         name="step_slots",
-        given=given(),
+        given=kernel_inputs(),
         expected=tuple([first_slot(r) + m + step for r, m in enumerate(COMMITTED)] for step in range(NUM_STEPS - 1)),
         what="slots planned for draft decode step",
         words=f"step_slots {COMMITTED} {NUM_STEPS}",

@@ -43,7 +43,7 @@ bonus = batch.spec_info.draft_token.view(-1, width)[:, :1]
 next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=1).flatten()"""
 
 
-def _as_trained(batch: str, own: tuple[str, str], step: tuple[str, str]) -> tuple[Edit, ...]:
+def _edits_for_unshifted_inputs(batch: str, own: tuple[str, str], step: tuple[str, str]) -> tuple[Edit, ...]:
     """batch: of _ROOT. own: where draft extend is given its tokens, and how. step: the backend of step i, and of the next."""
     return (
         Edit(
@@ -87,13 +87,15 @@ _WITH_BATCH = f"{_BACKEND}\n                    ),\n                    forward_
 _COMMITTED = "next_token_ids = batch_result.next_token_ids.to(torch.int64)"
 AS_TRAINED = Patch(
     name="standalone-as-trained",
-    edits=_as_trained(
+    edits=_edits_for_unshifted_inputs(
         ", forward_batch=forward_batch",
         ("# Batch 2: Draft extend", _OWN_TOKENS),
         (_WITH_BATCH.format(""), _WITH_BATCH.format(" + 1")),
     ),
     # 0.5.17 to 0.5.22, on a CPU: a forward context takes no batch, and up to 0.5.21 the tokens come later
-    otherwise=_as_trained("", (_COMMITTED, f"{_COMMITTED}\n{_OWN_TOKENS}"), (_BACKEND.format(""), _BACKEND.format(" + 1"))),
+    otherwise=_edits_for_unshifted_inputs(
+        "", (_COMMITTED, f"{_COMMITTED}\n{_OWN_TOKENS}"), (_BACKEND.format(""), _BACKEND.format(" + 1"))
+    ),
 )
 
 KEYS = Patch(

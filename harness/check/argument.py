@@ -119,7 +119,7 @@ def argue(
         lines += ["", *fold(text, columns)]
     notes = [text for change in changes if not change.patch or verdict.status == "equal" for text in change.lines()]
     notes += [verdict.effect] if verdict.effect else []
-    notes += [*_unseen(verdict, engine), *_unjudged(verdict)]
+    notes += [*_unseen(verdict, engine), *_unjudged_lines(verdict)]
     if text := compared_in_part(verdict.shares):
         notes.append(f"Compared in part: {text}.")
     notes += _excuses(verdict)
@@ -159,7 +159,7 @@ def _unseen(verdict: Verdict, engine: EngineInfo) -> list[str]:
     return [f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."]
 
 
-def _unjudged(verdict: Verdict) -> list[str]:
+def _unjudged_lines(verdict: Verdict) -> list[str]:
     """What was not judged, since a request asks for what cannot be."""
     if not verdict.impossible:
         return []

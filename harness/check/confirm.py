@@ -23,7 +23,7 @@ from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply, WouldNotStart
 
 from .argument import argue
-from .known import Mends, entries_of, fewest, may_be
+from .known import KnownBugMatcher, entries_of, fewest, may_be
 from .trials import Trial, base_of, judge_run
 
 REPLAYS = 2
@@ -208,7 +208,7 @@ def brief(verdict: Verdict) -> str:
 Names = tuple[str, ...]
 
 
-def needed(
+def minimize_workarounds(
     names: Names,
     found: Trial,
     look: Callable[[Names], Trial],
@@ -240,22 +240,24 @@ def needed(
     return fewest(enough if enough and clean(enough) else names, clean)
 
 
-def needed_in(mends: Mends, alone: Trial, names: Names, view: View, *, last: bool = True, enough: Names = ()) -> Names:
-    """The same on the SGLang of `mends`. alone: the case with all, in a process of its own.
+def needed_in(
+    matcher: KnownBugMatcher, alone: Trial, names: Names, view: View, *, last: bool = True, enough: Names = ()
+) -> Names:
+    """The same on the SGLang of `matcher`. alone: the case with all, in a process of its own.
 
     last  no smaller case is made: then the case is also to be right with them once the finding is fixed. The base says so, if
           it is right with all; else as many numbers are to diverge after the first as with all.
     """
 
     def right(some: Names) -> bool:
-        return mends.right_in_base(alone.case, entries_of(some), view)
+        return matcher.right_in_base(alone.case, entries_of(some), view)
 
-    def fixed(some: Names, trial: Trial) -> bool:
+    def is_fixed(some: Names, trial: Trial) -> bool:
         if not last or right(some):
             return True
         return not right(names) and trial.verdict.later == alone.verdict.later
 
     def look(some: Names) -> Trial:
-        return mends.trials(entries_of(some), view).look_alone(alone.case)
+        return matcher.trials(entries_of(some), view).look_alone(alone.case)
 
-    return needed(names, alone, look, fixed=fixed, enough=enough)
+    return minimize_workarounds(names, alone, look, fixed=is_fixed, enough=enough)

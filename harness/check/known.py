@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
-from eagletwin.harness.engines.changed_code import changed
+from eagletwin.harness.engines.changed_code import compare_sources
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source, at_hand
@@ -75,18 +75,18 @@ def _same(target: str, root: Path, newest: Path) -> bool:
     files = [(Path(*parts[:length]).with_suffix(".py"), ".".join(parts[:length])) for length in range(1, len(parts))]
     for file, module in files:
         if (newest / file).is_file():
-            return _changed(root / file, newest / file, module).isdisjoint((target, module))
+            return _changed_functions(root / file, newest / file, module).isdisjoint((target, module))
     return False
 
 
 @cache
-def _changed(file: Path, newest: Path, module: str) -> frozenset[str]:
+def _changed_functions(file: Path, newest: Path, module: str) -> frozenset[str]:
     """Functions that differ, by their names; the module's too where they cannot be told."""
     try:
         new, old = file.read_bytes(), newest.read_bytes()
         if new == old:
             return frozenset()
-        found = changed(old, new, module)
+        found = compare_sources(old, new, module)
     except (OSError, SyntaxError, ValueError):
         return frozenset((module,))
     return frozenset((*(place.name for place in found.places), *found.removed))
@@ -101,7 +101,7 @@ def _changed(file: Path, newest: Path, module: str) -> frozenset[str]:
 def fewest(parts: Sequence[str], clean: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
     """The parts that are needed, in their order; of two that do the same, the one that comes first. clean: whether a case is
     right with these alone; it is with all of them, and not with none."""
-    found = _needed((), tuple(parts), clean, asked=True)
+    found = _minimize_parts((), tuple(parts), clean, asked=True)
     if clean(found):
         return found
     found = tuple(parts)  # fewer may be wrong where more and less are right: then one after the other is taken away
@@ -112,7 +112,7 @@ def fewest(parts: Sequence[str], clean: Callable[[Sequence[str]], bool]) -> tupl
     return found
 
 
-def _needed(
+def _minimize_parts(
     kept: tuple[str, ...], parts: tuple[str, ...], clean: Callable[[Sequence[str]], bool], *, asked: bool
 ) -> tuple[str, ...]:
     """Those of `parts` that are needed beside those that are kept. asked: the kept alone are known to be too few."""
@@ -122,8 +122,8 @@ def _needed(
         return parts
     middle = (len(parts) + 1) // 2
     first, second = parts[:middle], parts[middle:]
-    of_second = _needed(kept + first, second, clean, asked=False)
-    of_first = _needed(kept + of_second, first, clean, asked=not of_second)
+    of_second = _minimize_parts(kept + first, second, clean, asked=False)
+    of_first = _minimize_parts(kept + of_second, first, clean, asked=not of_second)
     return of_first + of_second
 
 
@@ -215,7 +215,7 @@ def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
     assert entry.remedy is not None
     case = replace(case, exercises=())  # with the fix it may do something else
     try:
-        return Trials(host, mended(run, (entry,))).look_alone(case).clean
+        return Trials(host, with_workarounds(run, (entry,))).look_alone(case).clean
     except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
         return False
 
@@ -223,7 +223,7 @@ def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
     """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
-    found = [entry for entry in _mendable(run, version) if entry.rule == rule and _reached(entry, case, run.mode)]
+    found = [entry for entry in _mendable(run, version) if entry.rule == rule and _is_reachable(entry, case, run.mode)]
     kind = kind_of(case)
     return sorted(found, key=lambda entry: -likeness(kind_of(entry.case), kind))
 
@@ -255,7 +255,7 @@ def apart(run: RunSpec) -> tuple[RunSpec, tuple[str, ...]]:
     return replace(run, patches=patches, changes=changes), tuple(named[patch] for patch in run.patches if patch in named)
 
 
-def mended(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:
+def with_workarounds(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:
     """This run with the remedies of these entries as workarounds."""
     remedies = [entry.remedy for entry in entries if entry.remedy is not None]
     words = tuple(word for entry in entries for word in ("--remedy", entry.id))
@@ -275,11 +275,11 @@ def _mendable(run: RunSpec, version: str) -> list[Entry]:
     ]
 
 
-def _reached(entry: Entry, case: Case, mode: Mode) -> bool:
+def _is_reachable(entry: Entry, case: Case, mode: Mode) -> bool:
     """Whether the case can show in this mode what the entry needs a mode for. A draft that reads the target's rows runs with
     overlap in every mode, where the release cannot do without (docs/findings/frozen-kv.md)."""
     modes = {mode, replace(mode, overlap=mode.overlap or RECIPES[case.model].frozen)}
-    return any(not unreached(entry, one) for one in modes)
+    return any(not why_unreachable(entry, one) for one in modes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class Explained:
     cured: tuple[Entry, ...] = ()
 
 
-class Mends:
+class KnownBugMatcher:
     """The live bugs of one SGLang, as a search meets them: which of them a case may show, and what is left of a divergence when
     they are mended.
 
@@ -309,7 +309,7 @@ class Mends:
         self._mendable = _mendable(run, host.source.called)
         self._unknown = frozenset(unknown)
         self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
-        self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
+        self.unexpected: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
         self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
         self._shows: dict[tuple[str, View], bool] = {}
 
@@ -327,7 +327,7 @@ class Mends:
         return usual and not run.without
 
     @cached_property
-    def _edited(self) -> frozenset[str]:
+    def _edited_functions(self) -> frozenset[str]:
         """Functions that patches change, but for fixes of the ledger that are undone: those mend none."""
         return frozenset[str]().union(*(patch.targets for patch in self.run.patches if patch not in _UNDONE))
 
@@ -348,14 +348,14 @@ class Mends:
         return entry.revert is not None and not may_have(version, entry) and self._as_newest(entry.revert)
 
     def _as_newest(self, patch: Patch) -> bool:
-        return self._usual and self._edited.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
+        return self._usual and self._edited_functions.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""
         view = view or self.run.view
         key = tuple(entry.id for entry in entries), view
         if key not in self._trials:
-            self._trials[key] = Trials(self.host, mended(self.run, entries, view), self._foresee)
+            self._trials[key] = Trials(self.host, with_workarounds(self.run, entries, view), self._foresee)
         return self._trials[key]
 
     def views(self, case: Case) -> tuple[View, ...]:
@@ -364,11 +364,11 @@ class Mends:
         if self.run.view != DECLARED_VIEW:
             return (self.run.view,)
         mode = self.run.mode
-        reached = (entry for entry in self._mendable if _reached(entry, case, mode))
+        reached = (entry for entry in self._mendable if _is_reachable(entry, case, mode))
         within = (entry.within for entry in reached if may_show(entry, case, mode))
         return tuple(dict.fromkeys((self.run.view, *within)))
 
-    def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
+    def applicable(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Live bugs that such a case may show in this view, and whose remedies fit together."""
         found = tuple(entry for entry in self._may_show(case) if self._counts(entry, view))
         if found and not self._fits(case, found):
@@ -384,18 +384,18 @@ class Mends:
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
         mode, left_out = self.run.mode, self.unfit | self._unknown
-        reached = (entry for entry in self._mendable if entry.id not in left_out and _reached(entry, case, mode))
+        reached = (entry for entry in self._mendable if entry.id not in left_out and _is_reachable(entry, case, mode))
         return [entry for entry in reached if may_show(entry, case, mode)]
 
-    def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
+    def present(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""
-        return tuple(entry for entry in self.apt(case, view) if self._has(entry, view))
+        return tuple(entry for entry in self.applicable(case, view) if self._has(entry, view))
 
     def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = (), told: Collection[str] = ()) -> "Explained":
         """What is behind a wrong case. applied: entries whose remedies it ran with already. told: ids of those that explained a
         case of the same configuration: cases that share one mostly show the same, so that these are tried first."""
         case = trial.case
-        apt = self.apt(case, view)
+        apt = self.applicable(case, view)
         if {entry.id for entry in apt} <= {entry.id for entry in applied}:
             return Explained((), applied, trial)
         suspected = Suspected(apt, trial.verdict.rule, lambda entries: self.trials(entries, view).look(case), told)
@@ -439,7 +439,7 @@ class Mends:
                 trial = self.trials((), view).look(replace(entry.case, exercises=()))
                 self._shows[key] = trial.verdict.rule == entry.rule
                 if trial.signature is not None and not self._shows[key]:
-                    self.otherwise.append((trial, view))
+                    self.unexpected.append((trial, view))
             except WouldNotStart:  # this SGLang does not run the entry's case at all
                 self._shows[key] = False
         return self._shows[key]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eagletwin.cases.entry import Entry, Needs
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.recording import SERVER, RecordedServer, Untold, Weighed
+from eagletwin.harness.core.recording import SERVER, Inconclusive, RecordedServer, RecordingComparison
 from eagletwin.harness.core.records import Header, ServedModel, accept_lengths
 from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
@@ -71,7 +71,7 @@ def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
 
 
 # What checkpoints at hand say of a recording.
-Weigh = Callable[[RecordedServer, Path, Trace], Weighed]
+CompareRecording = Callable[[RecordedServer, Path, Trace], RecordingComparison]
 
 _SKIPPED = {
     "over_share": "recording took more than its share of the scheduler's time",
@@ -92,7 +92,7 @@ class RecordedRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRecording:
     """A recording and its verdict."""
 
     folder: Path
@@ -116,7 +116,7 @@ class LookedAt:
     rounds: int
     tokens: int
     weighed: Counter[str] | None = None
-    untold: Untold | None = None
+    untold: Inconclusive | None = None
     launch: str = ""
 
 
@@ -137,22 +137,22 @@ class JudgedServer:
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
     without: frozenset[str] = frozenset()  # rules that were left out
     looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
-    first: Judged | None = None  # the first that diverged, else the first that is unknown
+    first: JudgedRecording | None = None  # the first that diverged, else the first that is unknown
 
     @property
     def status(self) -> str:
         """diverged if one is; equal if all are, and there is one."""
         if self.counts["diverged"]:
             return "diverged"
-        doubt = self.counts["unknown"] or self._silent() or self._not_compared() or not self.counts["equal"]
+        doubt = self.counts["unknown"] or self._silent() or self._uncompared_launches() or not self.counts["equal"]
         return "unknown" if doubt else "equal"
 
     @property
-    def untold(self) -> dict[Untold, int]:
+    def untold(self) -> dict[Inconclusive, int]:
         """Recordings of which no draft was compared with the checkpoints, by the cause."""
         return dict(Counter(one.untold for one in self.looked if one.untold is not None).most_common())
 
-    def _drafted(self) -> dict[str, int]:
+    def _draft_counts(self) -> dict[str, int]:
         """Of each launch how much of what it drafted was compared with the checkpoints: drafts, and rows that the draft stores,
         which would be wrong where its token or its state is."""
         drafted = Counter[str]()
@@ -161,9 +161,9 @@ class JudgedServer:
                 drafted[one.launch] += one.weighed["draft.proposal"] + one.weighed["draft.kv"]
         return dict(drafted)
 
-    def _not_compared(self) -> list[str]:
+    def _uncompared_launches(self) -> list[str]:
         """The launches that were looked at beside their checkpoints, and of which nothing that was drafted was compared."""
-        return [launch for launch, number in self._drafted().items() if not number]
+        return [launch for launch, number in self._draft_counts().items() if not number]
 
     def _silent(self) -> list[RecordedRank]:
         """Ranks that saw requests and recorded none of them."""
@@ -174,7 +174,7 @@ class JudgedServer:
         recordings = sum(self.counts.values())
         said = ", ".join(f"{number} {status}" for status, number in sorted(self.counts.items()) if number)
         lines = [f"{self.status.upper()}  {count(recordings, 'recorded request')}: {said or 'none'}"]
-        if self.status == "unknown" and self._not_compared():
+        if self.status == "unknown" and self._uncompared_launches():
             lines += ["", *(line for text in self._why_nothing() for line in fold(text, columns, "  ", "       "))]
         tokens = (self.weighed or Counter())["verify.accept"]
         if 2 * self.strange > tokens:
@@ -214,7 +214,7 @@ class JudgedServer:
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 
     def _why_nothing(self) -> Iterator[str]:
-        launches, those = self._drafted(), self._not_compared()
+        launches, those = self._draft_counts(), self._uncompared_launches()
         of = "" if len(launches) == 1 else f" of {len(those)} of the {len(launches)} launches"
         yield f"No draft{of} was compared with the checkpoints, and no row that the draft stores."
         yield "so:  whether the server drafts what this pair deserves is not known"
@@ -260,22 +260,22 @@ def _files(folder: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(folder.glob(f"*/{SERVER}"))
 
 
-def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) -> JudgedServer:
+def judge_recordings(folder: Path, without: frozenset[str], weigh: CompareRecording | None = None) -> JudgedServer:
     """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank.
 
     weigh: compares a recording with its checkpoints, where they are at hand"""
     session = JudgedServer(_servers(folder), weighed=None if weigh is None else Counter(), without=without)
-    by_request: dict[tuple[str, int, str], list[Judged]] = {}
+    by_request: dict[tuple[str, int, str], list[JudgedRecording]] = {}
     for server in session.servers:
         for recording in server.recordings:
-            one = Judged(recording, trace := load_recording(recording), judge(trace, without))
+            one = JudgedRecording(recording, trace := load_recording(recording), judge(trace, without))
             weighed = weigh(server.said, recording, trace) if weigh is not None and one.verdict.status != "unknown" else None
             if weighed is not None:
                 session.undecided += not weighed.checked["verify.accept"]
                 weighed = _left_of(weighed, without)
                 session.open += weighed.open
                 session.strange += sum(one.rule == "verify.accept" for one in weighed.divergences)
-                one = Judged(recording, trace, _with(one.verdict, weighed))
+                one = JudgedRecording(recording, trace, _with(one.verdict, weighed))
             _take(session, one, weighed, server.said.launch)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
@@ -285,14 +285,14 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
     return session
 
 
-def _left_of(weighed: Weighed, without: frozenset[str]) -> Weighed:
+def _left_of(weighed: RecordingComparison, without: frozenset[str]) -> RecordingComparison:
     """What is left when these rules are left out."""
     found = [one for one in weighed.divergences if one.rule not in without]
     checked = Counter({rule: number for rule, number in weighed.checked.items() if rule not in without})
     return replaced(weighed, divergences=found, checked=checked)
 
 
-def _with(verdict: Verdict, weighed: Weighed) -> Verdict:
+def _with(verdict: Verdict, weighed: RecordingComparison) -> Verdict:
     """The verdict of the integers, and what the checkpoints say besides: what integers show came first."""
     found = [*weighed.divergences]
     verdict = replace(verdict, checked=dict(Counter(verdict.checked) + weighed.checked))
@@ -307,7 +307,7 @@ def _with(verdict: Verdict, weighed: Weighed) -> Verdict:
 
 def _servers(folder: Path) -> list[RecordedRank]:
     if _is_recording(folder):
-        return [RecordedRank(folder.parent, _said(folder.parent / SERVER), [folder])]
+        return [RecordedRank(folder.parent, _read_server(folder.parent / SERVER), [folder])]
     files = _files(folder)
     if not files:
         raise InputError(
@@ -316,11 +316,12 @@ def _servers(folder: Path) -> list[RecordedRank]:
             remedy="name a folder that `eagletwin record` wrote into; its server says on stderr what it records",
         )
     return [
-        RecordedRank(file.parent, _said(file), sorted(one.parent for one in file.parent.glob(f"*/{HEADER}"))) for file in files
+        RecordedRank(file.parent, _read_server(file), sorted(one.parent for one in file.parent.glob(f"*/{HEADER}")))
+        for file in files
     ]
 
 
-def _said(file: Path) -> RecordedServer:
+def _read_server(file: Path) -> RecordedServer:
     try:
         return msgspec.json.decode(file.read_bytes(), type=RecordedServer)
     except (OSError, msgspec.DecodeError) as error:
@@ -329,7 +330,7 @@ def _said(file: Path) -> RecordedServer:
         ) from error
 
 
-def _take(session: JudgedServer, one: Judged, weighed: Weighed | None, launch: str) -> None:
+def _take(session: JudgedServer, one: JudgedRecording, weighed: RecordingComparison | None, launch: str) -> None:
     verdict = one.verdict
     if session.weighed is not None and weighed is not None:
         session.weighed.update(weighed.checked)
@@ -348,7 +349,7 @@ def _take(session: JudgedServer, one: Judged, weighed: Weighed | None, launch: s
             session.first = one
 
 
-def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: frozenset[str]) -> None:
+def _compare_ranks(session: JudgedServer, ranks: Sequence[JudgedRecording], without: frozenset[str]) -> None:
     """What is an integer must be the same on all ranks, for each request that several of them recorded."""
     if "ranks.agree" in without:
         return
@@ -366,7 +367,7 @@ def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: froz
                 session.counts["diverged"] += 1
                 session.looked[place] = replaced(session.looked[place], status="diverged", headline=said)
             if session.first is None or session.first.verdict.status != "diverged":
-                session.first = Judged(first.folder, first.trace, verdict)
+                session.first = JudgedRecording(first.folder, first.trace, verdict)
             return
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case, without_defaults
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of, guarded
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of, run_guarded
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Limits, RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
@@ -66,7 +66,7 @@ def write_script(
     """Write repro.py into a folder, over the one that may be there."""
     sglang = source.called
     versions = [f"sglang {sglang}" + (f" in {source.tree}" if source.tree else "")]
-    versions += [f"{name} {installed(name)}" for name in ("torch", "triton")]
+    versions += [f"{name} {installed_version(name)}" for name in ("torch", "triton")]
     versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
     text = _TEMPLATE.format(
         name=case.name,
@@ -137,7 +137,7 @@ def reproduce(case: dict[str, Any], *, sglang: str, tree: str = "", **how: Any) 
     sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
     how: the rest of the run: fields of a RunSpec as plain data, with step_timeout and case_timeout in place of its limits.
     """
-    sys.exit(guarded(lambda: _reproduce(case, sglang, tree, _run_of(dict(how)))))
+    sys.exit(run_guarded(lambda: _reproduce(case, sglang, tree, _run_of(dict(how)))))
 
 
 def _run_of(how: dict[str, Any]) -> RunSpec:

@@ -16,7 +16,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
@@ -223,7 +223,7 @@ def _release_of(tree: Source) -> Source | None:
     version = tree.called.partition("+")[0]
     if tree.called == version and version in releases():
         return None
-    return at_hand(version if version in releases() else installed("sglang"))
+    return at_hand(version if version in releases() else installed_version("sglang"))
 
 
 # Ask a release by one call: the ledger's probes (cases/entry.py), whose bugs no case reaches without a GPU.

@@ -25,7 +25,7 @@ from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
 from eagletwin.harness.commands.result import print_error
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError, guarded
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError, run_guarded
 from eagletwin.harness.core.terminal import bound_columns
 
 app = typer.Typer(
@@ -93,7 +93,7 @@ def main() -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     bound_columns()
-    code = guarded(typed)
+    code = run_guarded(run_command)
     # The interpreter collects once more as it ends: 0.2 s of looking at torch, which holds nothing of ours. Triton's bindings
     # complain where it does not.
     if "triton" not in sys.modules:
@@ -124,7 +124,7 @@ def must_be_given_once(arguments: Sequence[str]) -> None:
             )
 
 
-def typed(arguments: Sequence[str] | None = None) -> object:
+def run_command(arguments: Sequence[str] | None = None) -> object:
     """Run the command that was typed: what it returns, which is its exit code. Help and the version end in 0."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
@@ -152,7 +152,7 @@ def _refuse_moved(words: list[str]) -> None:
             )
 
 
-def _renamed(words: list[str]) -> list[str]:
+def _replace_old_name(words: list[str]) -> list[str]:
     """The words with a command's new name, which stderr says."""
     for old, new in RENAMED.items():
         if _begin(words, old):
@@ -166,7 +166,7 @@ def _renamed(words: list[str]) -> list[str]:
 
 def _run(words: list[str]) -> object:
     _refuse_moved(words)
-    words = _renamed(words)
+    words = _replace_old_name(words)
     must_be_given_once(words)
     try:
         code = command_tree()(words, standalone_mode=False)

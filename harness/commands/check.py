@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.cases.ledger import case_of, entry_named
-from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.cases.ledger import case_of, find_entry
+from eagletwin.cases.reach import unreached_text, why_unreachable
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .options import DEFAULT_RUNS, ENGINE, Runs
-from .result import CheckFacts, tell_result, with_json
+from .result import CheckFacts, emit_result, with_json
 from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, STRICT, run_options
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def check(
     from eagletwin.harness.engines.start import Zygote
 
     chosen, before = case_of(case), _before(case, after or ())
-    entry = entry_named(case)
-    if entry is not None and unreached(entry, spec.mode):
+    entry = find_entry(case)
+    if entry is not None and why_unreachable(entry, spec.mode):
         # the case would be equal in this mode, and that says nothing about the bug that was named
         print(unreached_text(entry, spec.mode))
         return EXIT_UNKNOWN
@@ -81,7 +81,7 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
         return EXIT_UNKNOWN
     show(outcome.text(width()))
     print(f"  folder: {outcome.folder}")
-    tell_result(
+    emit_result(
         CheckFacts(
             case=case.name,
             sglang=outcome.trace.header.engine.version,

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError
-from eagletwin.harness.core.files import ABSENT, cache_folder, installed
+from eagletwin.harness.core.files import ABSENT, cache_folder, installed_version
 from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import here
 
-from .result import DoctorCheckFacts, DoctorFacts, tell_result, with_json
+from .result import DoctorCheckFacts, DoctorFacts, emit_result, with_json
 
 # Module, package, and what lacks without it. Where a release has no need of one, its absence is no fault.
 _PACKAGES = (
@@ -35,7 +35,7 @@ def gpu_tools() -> list[tuple[str, str, bool, str]]:
     ]
     for module, package, remedy in _PACKAGES:
         there = importlib.util.find_spec(module) is not None
-        version = installed(package)
+        version = installed_version(package)
         found.append((module, "not installed" if not there else "there" if version == ABSENT else version, there, remedy))
     return found
 
@@ -84,7 +84,7 @@ def examine() -> list[DoctorCheckFacts]:
             for name, needed in (("torch", True), ("triton", True), ("transformers", True), ("sglang", True))
         ),
     ]
-    findings.append(_cpu_engine() if all(finding.good or not finding.needed for finding in findings) else _skipped())
+    findings.append(_cpu_engine() if all(finding.good or not finding.needed for finding in findings) else _skipped_check())
     findings += _cuda()
     findings.append(_releases())
     return findings
@@ -126,14 +126,14 @@ def _cache() -> DoctorCheckFacts:
 
 
 def _package(name: str, needed: bool) -> DoctorCheckFacts:
-    found = installed(name)
+    found = installed_version(name)
     if found != ABSENT:
         return DoctorCheckFacts(what=name, found=found, good=True, needed=needed, remedy="")
     remedy = "`make setup`, or install it yourself"
     return DoctorCheckFacts(what=name, found="not installed", good=False, needed=needed, remedy=remedy)
 
 
-def _skipped() -> DoctorCheckFacts:
+def _skipped_check() -> DoctorCheckFacts:
     return DoctorCheckFacts(
         what="CPU engine", found="not tried: see above", good=False, needed=True, remedy="fix what is red above"
     )
@@ -202,5 +202,5 @@ def doctor() -> int:
         mark = "[green]ok[/]" if check.good else "[red]no[/]" if check.needed else "[yellow]no[/]"
         rows.append((mark, check.what, check.found, "" if check.good else check.remedy))
     print_table(("", "what", "found", "remedy"), rows)
-    tell_result(DoctorFacts(checks=checks))
+    emit_result(DoctorFacts(checks=checks))
     return EXIT_EQUAL if all(check.good or not check.needed for check in checks) else EXIT_UNKNOWN

@@ -10,7 +10,7 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count, each, fold, width
 
 from .doctor import doctor
-from .result import ReleaseFacts, ReleasesFacts, tell_result, with_json
+from .result import ReleaseFacts, ReleasesFacts, emit_result, with_json
 
 info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")
@@ -154,7 +154,7 @@ def releases_list() -> int:
     there = here()
     for name in known():
         print(f"{name:14} {'here' if name in there else 'to be fetched'}")
-    tell_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known()]))
+    emit_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known()]))
     return EXIT_EQUAL
 
 
@@ -171,7 +171,7 @@ def releases_fetch(
         paths = [str(path) for path in resolve(name).paths]
         fetched.append(ReleaseFacts(name=name, here=True, paths=paths))
         print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
-    tell_result(ReleasesFacts(releases=fetched))
+    emit_result(ReleasesFacts(releases=fetched))
     return EXIT_EQUAL
 
 

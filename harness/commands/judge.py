@@ -10,7 +10,7 @@ from eagletwin.harness.core.errors import InputError, exit_code_of
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .result import JudgeFacts, RecordedFacts, tell_result, with_json
+from .result import JudgeFacts, RecordedFacts, emit_result, with_json
 from .run_options import JUDGING, run_options
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def judge(
     verdict = judging(recorded, spec.without, spec.view)
     text = argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width())
     show(text)
-    tell_result(JudgeFacts(status=verdict.status, verdict=verdict, report=text))
+    emit_result(JudgeFacts(status=verdict.status, verdict=verdict, report=text))
     return exit_code_of(verdict.status)
 
 
@@ -107,7 +107,7 @@ def _tell_session(session: "JudgedServer", again: str) -> None:
         for one in session.looked
     ]
     untold = {why.cause: number for why, number in session.untold.items()}
-    tell_result(JudgeFacts(status=session.status, requests=requests, untold=untold, report=session.report(width(), again)))
+    emit_result(JudgeFacts(status=session.status, requests=requests, untold=untold, report=session.report(width(), again)))
 
 
 def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> int:
@@ -127,12 +127,12 @@ def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> 
 
     weigh, again = None, spec.command("judge", folder)
     if pair[0]:
-        from .report import weighing
+        from .report import recording_comparer
 
-        weigh = weighing(*pair, device)
+        weigh = recording_comparer(*pair, device)
         again += f" --target {shlex.quote(pair[0])} --draft {shlex.quote(pair[1])}"
         again += f" --device {device}" if device != "cpu" else ""
-    session = recordings.judged(folder, spec.without, weigh)
+    session = recordings.judge_recordings(folder, spec.without, weigh)
     show(session.report(width(), again))
     _tell_session(session, again)
     written = write_page(folder, lambda: session_page(session, folder, again, session.report(WIDTH, again)))

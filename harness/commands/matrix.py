@@ -78,7 +78,7 @@ class Cell:
         return self.outcome
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Status and rule; "" if nothing ran."""
         return "" if self.error is not None else f"{self.verdict.status} {self.verdict.rule}".strip()
 
@@ -89,7 +89,7 @@ class Cell:
         return f"{self.outcome.report if columns is None else self.outcome.text(columns)}\n  folder: {self.folder}\n"
 
 
-def refused(error: EagletwinError) -> Cell:
+def refused_cell(error: EagletwinError) -> Cell:
     return Cell(Verdict(status="unknown", reason=" ".join(error.cause.split())), error=error)
 
 
@@ -102,9 +102,9 @@ class Matrix:
     def ask(self, host: Host | NotFetched, question: Question) -> Cell:
         """The answer, also where nothing could run. Raises InputError for options that fit no engine."""
         if isinstance(host, NotFetched):
-            return refused(host)
+            return refused_cell(host)
         if (dead := self._dead.get(host)) is not None:
-            return refused(dead)
+            return refused_cell(dead)
         try:
             return _answer(host, question)
         except InputError:
@@ -112,7 +112,7 @@ class Matrix:
         except EagletwinError as error:
             if isinstance(error, WouldNotStart) and not host.version:
                 self._dead[host] = error
-            return refused(error)
+            return refused_cell(error)
 
 
 def _answer(host: Host, question: Question) -> Cell:

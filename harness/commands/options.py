@@ -183,7 +183,7 @@ RulesOff = Annotated[
 DEFAULT_RUNS = Path("eagletwin-runs")
 
 
-def tell(text: str) -> None:
+def log_progress(text: str) -> None:
     """Progress: to stderr, as it comes."""
     print(text, file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from eagletwin.harness.core.differs import shortened
+from eagletwin.harness.core.differs import join_names
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.document import DocumentSection, Table, table
@@ -38,7 +38,7 @@ def page_beside(folder: Path, kept: str, there: str) -> str:
     return link.as_posix() if (folder / link).is_file() else ""
 
 
-def never_happened(exercised: Collection[str]) -> Table:
+def unexercised_features(exercised: Collection[str]) -> Table:
     """The features that no case exercised, and what each of them is."""
     rows = ((name, what) for name, what in FEATURES.items() if name not in exercised)
     return table("Never happened", ("feature", "what it is"), rows, searched=True)
@@ -50,6 +50,6 @@ def left_out(not_looked_at: Sequence[str], search: str = "", brief: int = 0) -> 
     brief: how many names the text has of them, in one line; 0: all of it"""
     heading = f"Not looked at{f' by the search of {search}' * bool(search)}, and the option of `fuzz` for it"
     names = [one.partition(" (--")[0].partition(": ")[0] for one in not_looked_at]
-    short = f"Not looked at: {shortened(names, brief)}." if brief else None
+    short = f"Not looked at: {join_names(names, brief)}." if brief else None
     lines = tuple(not_looked_at)
     return [DocumentSection(heading=heading, lines=lines, folded=heading, brief=short)] if lines else []

@@ -12,7 +12,7 @@ import typer
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.engines.protocol import RecordOptions, environment
 
-from .options import tell
+from .options import log_progress
 
 _USUAL = RecordOptions()
 _WHICH, _COST = "Which requests", "What it may cost"
@@ -114,5 +114,5 @@ def record(
     if plugins:  # a list of those that are loaded: it must name this one as well
         names = [name.strip() for name in plugins.split(",") if name.strip()]
         variables["SGLANG_PLUGINS"] = ",".join(dict.fromkeys([*names, "eagletwin"]))
-    tell(f"recording into {folder}; afterwards: eagletwin judge {folder}")
+    log_progress(f"recording into {folder}; afterwards: eagletwin judge {folder}")
     return os.execvpe(program, command, {**os.environ, **variables})

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from eagletwin.harness.check.recordings import JudgedServer, LookedAt, Weigh
+from eagletwin.harness.check.recordings import CompareRecording, JudgedServer, LookedAt
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
-from eagletwin.harness.core.recording import RecordedServer, Weighed
+from eagletwin.harness.core.recording import RecordedServer, RecordingComparison
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import HEADER, Trace
 from eagletwin.harness.deserved.draft import check_device, on
 from eagletwin.harness.deserved.precision import Pair, load_served
-from eagletwin.harness.deserved.recorded import started_of, weigh
+from eagletwin.harness.deserved.recorded import compare_recording, started_of
 from eagletwin.harness.page.document import Document, DocumentSection, TableCell, row, table
 from eagletwin.harness.page.run import run_page
 
 from .options import let_threads_sleep
-from .result import WrittenFacts, tell_result
+from .result import WrittenFacts, emit_result
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.verdict import Verdict
@@ -99,27 +99,27 @@ def _drafts(one: LookedAt) -> TableCell:
 # `eagletwin judge --target --draft`: the checkpoints of a recorded server, loaded once for each type that its ranks ran in.
 
 
-def weighing(target: str, draft: str, device: str) -> Weigh:
+def recording_comparer(target: str, draft: str, device: str) -> CompareRecording:
     """Compares a recording with these two. Raises InputError for checkpoints that are no pair."""
     check_device(device)
     let_threads_sleep()
     pairs: dict[tuple[str, str, str], Pair] = {}
 
-    def weighed(said: RecordedServer, folder: Path, trace: Trace) -> Weighed:
+    def compare(said: RecordedServer, folder: Path, trace: Trace) -> RecordingComparison:
         import torch
 
-        altered = _altered(folder)
+        altered = _has_altered_logits(folder)
         started = started_of(said)
         with on(torch.device(device)):
             computed = started.dtype, started.quantization, started.kv_dtype  # of each launch its own
             if computed not in pairs:
                 pairs[computed] = load_served(target, draft, started, device)
-            return weigh(pairs[computed], trace, said, altered=altered)
+            return compare_recording(pairs[computed], trace, said, altered=altered)
 
-    return weighed
+    return compare
 
 
-def _altered(folder: Path) -> bool:
+def _has_altered_logits(folder: Path) -> bool:
     """Whether the request's logits were changed. Raises InputError for a recording whose token ids are permuted."""
     said = json.loads((folder / HEADER).read_bytes())
     if said.get("private"):
@@ -150,7 +150,7 @@ def write_report(folder: Path, out: Path | None = None) -> int:
     if written is None:
         return EXIT_HARNESS
     print(written)
-    tell_result(WrittenFacts(files={"page": str(written)}))
+    emit_result(WrittenFacts(files={"page": str(written)}))
     return EXIT_EQUAL
 
 
@@ -231,5 +231,5 @@ def _session(folder: Path) -> "Document":
     from eagletwin.harness.core.run_spec import DEFAULT_RUN
 
     again = DEFAULT_RUN.command("judge", folder)
-    session = recordings.judged(folder, frozenset())
+    session = recordings.judge_recordings(folder, frozenset())
     return session_page(session, folder, again, session.report(WIDTH, again))

@@ -375,7 +375,7 @@ NO_RESULT = ("record",)  # it runs a server
 
 # `--json`: the result of a command as one JSON object, alone on stdout, whatever becomes of the command.
 #
-# A command is decorated with `with_json` and hands its result to `tell_result`. What a person reads then goes to stderr. Where
+# A command is decorated with `with_json` and hands its result to `emit_result`. What a person reads then goes to stderr. Where
 # a command ends without a result, as where SGLang would not start, the object has what it said; where it raises, the object
 # has the error (`print_error`, for every command). docs/reference/json.md has the fields of all.
 
@@ -390,7 +390,7 @@ def wants_json() -> bool:
     return _told.get() is not None
 
 
-def tell_result(result: ResultFacts) -> None:
+def emit_result(result: ResultFacts) -> None:
     """The result of the command that runs; the last one counts. Without --json nothing comes of it."""
     told = _told.get()
     if told is not None:
@@ -403,17 +403,17 @@ def with_json(command: Command) -> Command:
     keyword = inspect.Parameter.KEYWORD_ONLY
 
     @wraps(command)
-    def typed(*args: Any, as_json: bool = False, **kwargs: Any) -> object:
-        return _printed(lambda: command(*args, **kwargs)) if as_json else command(*args, **kwargs)
+    def wrapper(*args: Any, as_json: bool = False, **kwargs: Any) -> object:
+        return _run_and_print(lambda: command(*args, **kwargs)) if as_json else command(*args, **kwargs)
 
     parameters = [one.replace(kind=keyword) for one in parameters]
     parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=AsJson))
-    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    typed.__annotations__ = {one.name: one.annotation for one in parameters}
-    return typed
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+    return wrapper
 
 
-def _printed(run: Callable[[], object]) -> object:
+def _run_and_print(run: Callable[[], object]) -> object:
     """What `run` returns, after its result was printed."""
     told, said = list[ResultFacts](), _Aside()
     token = _told.set(told)

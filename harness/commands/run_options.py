@@ -95,14 +95,14 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
         more = [inspect.Parameter(name, keyword, default=usual, annotation=kind) for name, (kind, usual) in options.items()]
 
         @wraps(command)
-        def typed(*args: Any, **kwargs: Any) -> object:
+        def wrapper(*args: Any, **kwargs: Any) -> object:
             given = {name: kwargs.pop(name, usual) for name, (_, usual) in options.items()}
             return command(*args, **kwargs, spec=spec_of(given))
 
         parameters = [one.replace(kind=keyword) for one in own] + more
-        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {one.name: one.annotation for one in parameters}
-        return typed
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapper
 
     return decorate
 

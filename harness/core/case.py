@@ -42,11 +42,11 @@ class Printed(Struct, frozen=True):
 
     def __repr__(self) -> str:
         fields = ((field.name, getattr(self, field.name), field.default) for field in msgspec.structs.fields(self))
-        given = (f"{name}={_printed(value)}" for name, value, usual in fields if value != usual)
+        given = (f"{name}={_format_value(value)}" for name, value, usual in fields if value != usual)
         return f"{type(self).__name__}({', '.join(given)})"
 
 
-def _printed(value: object) -> str:
+def _format_value(value: object) -> str:
     numbers = isinstance(value, tuple) and all(type(one) is int for one in value)
     return in_runs(value) if numbers else repr(value)
 
@@ -354,7 +354,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The request of this id."""
         return next(one for one in self.requests if one.id == name)
 
-    def sampled(self, request: str) -> Sampling | None:
+    def sampling_of(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = self.request(request).sampling
         return None if sampling is None or sampling.top_k == 1 else sampling
@@ -365,11 +365,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.engine.sglang.plain_decode:
             return ()
         answered = (one for one in self.requests if one.max_new_tokens and not one.session)
-        return tuple(one.id for one in answered if self.sampled(one.id) is None)
+        return tuple(one.id for one in answered if self.sampling_of(one.id) is None)
 
     def draws_drafts(self, request: str) -> bool:
         """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""
-        return self.engine.sglang.rejection_sampling and self.sampled(request) is not None
+        return self.engine.sglang.rejection_sampling and self.sampling_of(request) is not None
 
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
@@ -445,7 +445,7 @@ def _on_one_line(numbers: re.Match[str]) -> str:
 LONGEST = "16"  # of the numbers that are added to a request's id
 
 
-def expanded(case: Case) -> Case:
+def expand_samples(case: Case) -> Case:
     """The case as the scheduler sees it: without `n`."""
     if not several(case):
         return case
@@ -525,7 +525,7 @@ def biases(request: Request) -> dict[int, float]:
     return {bias.token: bias.value for bias in request.logit_bias}
 
 
-def processed(processor: Processor, vocabulary: int) -> list[float]:
+def processor_bias(processor: Processor, vocabulary: int) -> list[float]:
     """What a processor adds, by token."""
     hashed = [_hash(token, processor.seed) for token in range(vocabulary)]
     if processor.kind == "forbid":
@@ -533,11 +533,11 @@ def processed(processor: Processor, vocabulary: int) -> list[float]:
     return [(number % _STEPS - _STEPS // 2) / 4 for number in hashed]
 
 
-def added(request: Request, vocabulary: int) -> list[float] | None:
+def logit_changes(request: Request, vocabulary: int) -> list[float] | None:
     """What is added in all, by token; None: nothing."""
     if not request.logit_bias and request.processor is None:
         return None
-    own = [0.0] * vocabulary if request.processor is None else processed(request.processor, vocabulary)
+    own = [0.0] * vocabulary if request.processor is None else processor_bias(request.processor, vocabulary)
     for token, value in biases(request).items():
         own[token] += value
     return own

@@ -83,12 +83,12 @@ class Differs(Struct, frozen=True, kw_only=True):
             return ""
         if self.patch:
             return (
-                f"the patch edits {self.functions[0]}, and none of its changed statements ran: {self._listed(self.unexecuted)}"
+                f"the patch edits {self.functions[0]}, and none of its changed statements ran: {self._phrase(self.unexecuted)}"
             )
         names = self.functions or self.modules or (*self.removed, *self.files)
         runs = "the case runs none of it" if self.functions or self.modules else "nothing here runs it"
-        where = f" ({self._listed(self.unexecuted)})" if self.statements else ""
-        return f"this tree differs from {self.base} in {shortened(names)}{where}, and {runs}"
+        where = f" ({self._phrase(self.unexecuted)})" if self.statements else ""
+        return f"this tree differs from {self.base} in {join_names(names)}{where}, and {runs}"
 
     @property
     def headline(self) -> str:
@@ -97,15 +97,15 @@ class Differs(Struct, frozen=True, kw_only=True):
             return ""
         what, of = ("statement", self.places) if self.statements else ("function", self.functions)
         missed, absent = self.unexecuted, [name for name in self.modules if name not in self.imported]
-        parts = [f"{len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"] if missed else []
-        parts += [f"nothing here runs {shortened([*self.files, *absent])}"] if self.files or absent else []
+        parts = [f"{len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._phrase(missed)}"] if missed else []
+        parts += [f"nothing here runs {join_names([*self.files, *absent])}"] if self.files or absent else []
         return "; ".join(parts)
 
-    def _listed(self, places: Sequence[str]) -> str:
+    def _phrase(self, places: Sequence[str]) -> str:
         """Places in a sentence, with the condition on the device under which one stands and the option that meets it."""
-        return shortened([self._gated(place) for place in places[: SHOWN + 1]] + list(places[SHOWN + 1 :]))
+        return join_names([self._with_gate(place) for place in places[: SHOWN + 1]] + list(places[SHOWN + 1 :]))
 
-    def _gated(self, place: str) -> str:
+    def _with_gate(self, place: str) -> str:
         gate = self.gates.get(place, "")
         if not gate:
             return place
@@ -114,10 +114,10 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     def lines(self, ran: Sequence[str] | None = None) -> list[str]:
         """What a report says: which of it ran, in the words of `ran`, which did not, and what nothing here runs."""
-        lines = self.listed(ran)
+        lines = self.list_functions(ran)
         return [f"{self.about}. {lines[0]}", *lines[1:]] if lines else [f"{self.about} in comments or documentation alone."]
 
-    def listed(self, ran: Sequence[str] | None = None, shown: int = SHOWN, gone: str = "Removed") -> list[str]:
+    def list_functions(self, ran: Sequence[str] | None = None, shown: int = SHOWN, gone: str = "Removed") -> list[str]:
         """The same without the base, `shown` names of each kind; an empty list for comments or documentation alone. gone: what
         to call what the tree has no more."""
         kinds = {
@@ -127,13 +127,13 @@ class Differs(Struct, frozen=True, kw_only=True):
             gone: self.removed,
             "Not run here": self.files,
         }
-        lines = [f"{word}: {shortened(names, shown)}." for word, names in kinds.items() if names]
+        lines = [f"{word}: {join_names(names, shown)}." for word, names in kinds.items() if names]
         if self.statements:
             places = self.places
             text = f"Changed statements that ran: {len(places) - len(self.unexecuted)} of {len(places)}"
-            lines.append(f"{text}; not: {self._listed(self.unexecuted)}." if self.unexecuted else f"{text}.")
+            lines.append(f"{text}; not: {self._phrase(self.unexecuted)}." if self.unexecuted else f"{text}.")
         if self.unlisted:
-            lines.append(f"Each function of {shortened(self.unlisted)} counts as changed: the original is not at hand.")
+            lines.append(f"Each function of {join_names(self.unlisted)} counts as changed: the original is not at hand.")
         return lines
 
 
@@ -191,9 +191,9 @@ class Changes(Struct):
     def update(self, other: "Changes") -> None:
         """The cases of another count of the same tree."""
         if other.differs is not None:
-            self.differs = other.differs if self.differs is None else merged([self.differs, other.differs])
-            self.ran = _added(self.ran, other.ran)
-            self.executed = _added(self.executed, other.executed)
+            self.differs = other.differs if self.differs is None else merge_differs([self.differs, other.differs])
+            self.ran = _add_counts(self.ran, other.ran)
+            self.executed = _add_counts(self.executed, other.executed)
             self.of += other.of
             self.compared, self.altered = self.compared + other.compared, self.altered + other.altered
 
@@ -232,7 +232,7 @@ def add_changes(counts: dict[str, Changes], changes: Iterable[Differs]) -> None:
         counts.setdefault(change.patch, Changes()).add(change)
 
 
-def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+def _add_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}  # type: ignore[operator]
 
 
@@ -311,7 +311,7 @@ class Watch(Struct, frozen=True):
     modules: dict[str, tuple[ChangedFunction, ...]]
 
 
-def merged(each: Sequence[Differs]) -> Differs:
+def merge_differs(each: Sequence[Differs]) -> Differs:
     """What several ranks, or several cases, ran of one change: a statement ran if it ran in any."""
     ran, imported = {name for one in each for name in one.ran}, {name for one in each for name in one.imported}
     executed, first = {place for one in each for place in one.executed}, each[0]
@@ -347,7 +347,7 @@ def needs_cuda(gate: str) -> bool:
     return "cuda" in gate and "disable_cuda" not in gate and not re.search(r"(is|==) False\b", gate)
 
 
-def shortened(names: Sequence[str], shown: int = SHOWN) -> str:
+def join_names(names: Sequence[str], shown: int = SHOWN) -> str:
     """Names in a sentence, the first few of many."""
     more = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -112,13 +112,13 @@ _AGAIN_SECONDS = 0.01
 _STORAGE = {*UNWRITABLE, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-def guarded(run: Callable[[], object]) -> int:
+def run_guarded(run: Callable[[], object]) -> int:
     """The exit code that `run` returns, or that of errors.py for what it raises: Python's own, 1, would read as `diverged`.
 
     A run that returns no exit code has no result to report: that is a harness error, never a success. A signal that asks the
     process to end interrupts the run.
     """
-    with terminated_as_interrupted():
+    with interrupt_on_sigterm():
         return _code_of(run)
 
 
@@ -194,7 +194,7 @@ def _advice(error: OSError) -> str:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def interrupt_on_sigterm() -> Iterator[None]:
     """A polite request to end is one to clean up, as Ctrl-C is: processes, scratch folders, what a command has found so far.
 
     The first one raises KeyboardInterrupt, and those after it do nothing: they would end the cleaning up. Python drops what is
@@ -215,7 +215,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
     def raise_here(_: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code is dropped.__code__:
+            if frame.f_code is handle_unraisable.__code__:
                 raise_later()
                 return
             frame = frame.f_back
@@ -225,7 +225,7 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGALRM, raise_here)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
 
-    def dropped(what: "sys.UnraisableHookArgs") -> None:
+    def handle_unraisable(what: "sys.UnraisableHookArgs") -> None:
         if asked and issubclass(what.exc_type, KeyboardInterrupt):
             raise_later()
             return
@@ -234,7 +234,7 @@ def terminated_as_interrupted() -> Iterator[None]:
     # SIGHUP: the terminal was closed; an ignored signal, as under nohup, stays ignored
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in asking if signal.getsignal(number) != signal.SIG_IGN}
-    sys.unraisablehook = dropped
+    sys.unraisablehook = handle_unraisable
     try:
         yield
     finally:

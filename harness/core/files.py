@@ -20,7 +20,7 @@ from .errors import HarnessError, InputError
 ABSENT = "none"
 
 
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     """Version of an installed package; ABSENT if it is not there."""
     try:
         return importlib.metadata.version(package)

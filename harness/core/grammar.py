@@ -28,7 +28,7 @@ def word(token: int) -> str:
     return WORDS[kind(token)]
 
 
-def spelled(letters: str) -> list[int]:
+def tokenize_letters(letters: str) -> list[int]:
     """The one way in which a tokenizer writes letters: the longest text that fits comes first, as its first token."""
     found = list[int]()
     while letters:
@@ -98,7 +98,7 @@ class _Reader:
     def _sequence(self) -> Alternative:
         symbols = list[Symbol]()
         while self.rest and self.rest[0] not in "|)":
-            symbols.append(self._repeated(self._one()))
+            symbols.append(self._read_repetition(self._one()))
         return tuple(symbols)
 
     def _one(self) -> Symbol:
@@ -113,19 +113,19 @@ class _Reader:
         if self.rest[:1] != ")":
             raise ValueError("a group has no end")
         self.rest = self.rest[1:]
-        return self._added(*inside)
+        return self._add_rule(*inside)
 
-    def _repeated(self, symbol: Symbol) -> Symbol:
+    def _read_repetition(self, symbol: Symbol) -> Symbol:
         times = self.rest[:1]
         if not times or times not in _TIMES:
             return symbol
         self.rest = self.rest[1:]
         if times == "?":
-            return self._added((), (symbol,))
+            return self._add_rule((), (symbol,))
         own = len(self._found)
-        return self._added((symbol,) if times == "+" else (), (symbol, own))
+        return self._add_rule((symbol,) if times == "+" else (), (symbol, own))
 
-    def _added(self, *alternatives: Alternative) -> Symbol:
+    def _add_rule(self, *alternatives: Alternative) -> Symbol:
         self._found.append(alternatives)
         return len(self._found) - 1
 
@@ -134,7 +134,7 @@ def as_ebnf(grammar: Grammar) -> str:
     """In the EBNF that SGLang's backends read. Its root is a rule of its own: where a rule refers to the root, xgrammar 0.2.8
     refuses tokens of several letters that go on behind a text of it."""
     return "".join(
-        ["root ::= rule0\n", *(f"{_name(number)} ::= {_spelled(text)}\n" for number, text in enumerate(grammar.rules))]
+        ["root ::= rule0\n", *(f"{_name(number)} ::= {_to_ebnf(text)}\n" for number, text in enumerate(grammar.rules))]
     )
 
 
@@ -142,7 +142,7 @@ def _name(number: int) -> str:
     return f"rule{number}"
 
 
-def _spelled(text: str) -> str:
+def _to_ebnf(text: str) -> str:
     words, nothing = [], True  # nothing: since the beginning of an alternative
     for sign in text:
         if sign in "|)" and nothing:

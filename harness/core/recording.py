@@ -182,7 +182,7 @@ def whole_tables(
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class Inconclusive:
     """Why nobody can tell which drafts a request deserves.
 
     cause   in a few words, for tables and programs
@@ -195,7 +195,7 @@ class Untold:
 
 
 @dataclass(slots=True)
-class Weighed:
+class RecordingComparison:
     """One recording: comparisons by rule, and what diverged, in the order of the data.
 
     open    choices that are too close to tell
@@ -205,4 +205,4 @@ class Weighed:
     divergences: list[Divergence] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
     open: int = 0
-    untold: Untold | None = None
+    untold: Inconclusive | None = None

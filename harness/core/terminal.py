@@ -41,7 +41,7 @@ def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """A process, by its exit code: negative, if a signal did it."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
@@ -125,7 +125,7 @@ def show(text: str) -> None:
 # are sent nothing, and so no control character. $NO_COLOR takes its colours away. rich draws it, which the tables need anyway.
 
 
-def wanted() -> bool:
+def is_interactive() -> bool:
     """Whether somebody looks at stderr as it is written. CI services set $CI; a dumb terminal cannot go back in a line."""
     return sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
@@ -151,7 +151,7 @@ class Line:
 def progress(unit: str, total: int | None = None) -> Iterator[Line]:
     """A line for as long as the block runs; what is printed meanwhile stands above it. unit: what is counted; total: how many
     there are, if that is known."""
-    if not wanted():
+    if not is_interactive():
         yield Line()
         return
     from rich.console import Console

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .arrays import Array, counts_of, runs_of
 from .case import Case
-from .differs import Differs, merged
+from .differs import Differs, merge_differs
 from .errors import InputError
 from .files import read_input
 from .recording import RecordingHeader, as_header, whole_tables
@@ -42,7 +42,7 @@ from .records import Ending, EngineInfo, Header, Key, Record
 Tensors = dict[str, Tensor | Array]
 
 
-def named(header: Header) -> list[tuple[str, str, tuple[int, ...]]]:
+def stored_layouts(header: Header) -> list[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of each tensor, which schemas up to 2 store together. Raises ValueError if a record names a tensor
     that is missing."""
     found = [(one.name, one.dtype, one.shape) for one in header.stored]
@@ -170,7 +170,7 @@ class Trace:
     def differs(self) -> Differs | None:
         """In what the SGLang differs from its base, and which of that ran on any of the ranks; None: in nothing."""
         each = [rank.header.differs for rank in self.processes if isinstance(rank.header.differs, Differs)]
-        return merged(each) if each else None
+        return merge_differs(each) if each else None
 
     @property
     def changes(self) -> tuple[Differs, ...]:
@@ -181,7 +181,7 @@ class Trace:
                 if change.patch in by_patch:
                     by_patch[change.patch].append(change)
         tree = [self.differs] if self.differs is not None else []
-        return (*tree, *map(merged, by_patch.values()))
+        return (*tree, *map(merge_differs, by_patch.values()))
 
     def tensor(self, number: int, name: str) -> Tensor:
         found = self.tensors[f"{number}.{name}"]
@@ -291,7 +291,7 @@ def write_trace(folder: Path, header: Header | RecordingHeader, tensors: Mapping
     sealed = {"dtypes": " ".join(dtypes), "shapes": tuple(shapes), "tensors_sha256": digest, "sha256": ""}
     text = msgspec.json.encode(msgspec.structs.replace(header, **sealed))
     _write(folder / TENSORS, data)
-    _write(folder / HEADER, _sealed(text, hashlib.sha256(text).hexdigest()))
+    _write(folder / HEADER, _insert_digest(text, hashlib.sha256(text).hexdigest()))
 
 
 @cache
@@ -304,10 +304,10 @@ def _spec(array: Array) -> TensorSpec:
     return TensorSpec(dtype=_name(array.dtype), shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
 
 
-def _stored(header: Header | RecordingHeader) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+def _tensor_layouts(header: Header | RecordingHeader) -> Iterable[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of each tensor. Raises ValueError if there are more of one than of another."""
     if isinstance(header, Header) and header.stored:
-        return named(header)
+        return stored_layouts(header)
     names = [f"{n}.{name}" for n, record in enumerate(header.records) for name in record.tensors]
     return zip(names, header.dtypes.split(), header.shapes, strict=True)
 
@@ -367,7 +367,10 @@ def _header(folder: Path, decoder: msgspec.json.Decoder[_Kind]) -> _Kind:
                 "use the eagletwin that wrote it",
             )
         seal = raw.sha256
-        if not isinstance(seal, str) or hashlib.sha256(data.replace(_sealed(b"", seal), _sealed(b"", ""))).hexdigest() != seal:
+        if (
+            not isinstance(seal, str)
+            or hashlib.sha256(data.replace(_insert_digest(b"", seal), _insert_digest(b"", ""))).hexdigest() != seal
+        ):
             raise _refuse(folder / HEADER, "edited: its digest does not match its contents", "record the trace again")
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -385,7 +388,7 @@ def _tensors(folder: Path, header: Header | RecordingHeader) -> dict[str, Tensor
     except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     try:
-        return _apart(flat, _stored(header))
+        return _apart(flat, _tensor_layouts(header))
     except ValueError as error:
         raise _inconsistent(folder, error) from error
 
@@ -394,7 +397,7 @@ def _inconsistent(folder: Path, error: Exception) -> InputError:
     return _refuse(folder / TENSORS, f"not what trace.json names ({error})", "record the trace again")
 
 
-def _sealed(text: bytes, seal: str) -> bytes:
+def _insert_digest(text: bytes, seal: str) -> bytes:
     """The header's JSON with its digest in place of the empty one; of empty text, the field alone."""
     field, empty = f'"sha256":"{seal}"'.encode(), b'"sha256":""'
     return text.replace(empty, field) if text else field

@@ -6,7 +6,7 @@ from itertools import takewhile
 from math import comb
 
 from eagletwin.cases.entry import Condition
-from eagletwin.harness.core.recording import Untold
+from eagletwin.harness.core.recording import Inconclusive
 
 from .rounds import ONCE, Compared, Cuts
 from .server import Sent, Started
@@ -21,7 +21,7 @@ class Seen:
     ways: tuple[Cuts, ...] = ONCE
 
 
-def _chunked(seen: Seen, started: Started) -> bool | None:
+def _is_chunked(seen: Seen, started: Started) -> bool | None:
     """Also where the prompt was in the cache: what is stored of it was computed in chunks. A shorter one that came with others
     may have been cut where their chunk was full, and nothing says whether it was."""
     if started.chunk is None:
@@ -32,7 +32,7 @@ def _chunked(seen: Seen, started: Started) -> bool | None:
 
 # What may be asked of an answer, by the names that a ledger entry's `loses` has. None: it is not known.
 CONDITIONS: Mapping[Condition, Callable[[Seen, Started], bool | None]] = {
-    "prompts longer than a chunk": _chunked,
+    "prompts longer than a chunk": _is_chunked,
     "prefix hits": lambda seen, _: seen.sent.answer.cached > 0,
     "batches": lambda seen, started: seen.sent.beside > 0 and started.max_running != 1,
 }
@@ -104,7 +104,7 @@ def _share(some: Sequence[Seen]) -> AnswerCount:
 # of the rows that others have put there meanwhile, it gives its own up. Nothing says so. So it is asked what it may have
 # shared.
 
-_SHARED = Untold(
+_SHARED = Inconclusive(
     "rows of another answer",
     "they were sent together and begin alike, so the prefix cache may have given them rows of a text that goes on otherwise, "
     "or that was read in other chunks",
@@ -112,7 +112,7 @@ _SHARED = Untold(
 )
 
 
-def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[Untold | None]:
+def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[Inconclusive | None]:
     """Of each answer, why it may rest on rows that were fed otherwise; None: it does not.
 
     layers: of the draft that propose something; 0 or 1 for a head that is fed its own states, and stores no draft that was
@@ -122,7 +122,7 @@ def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[
         return [None] * len(all_seen)
     together, cut = [one.sent for one in all_seen if one.sent.way == "together"], _cut(layers, started.chunk or 0)
 
-    def why(seen: Seen) -> Untold | None:
+    def why(seen: Seen) -> Inconclusive | None:
         sent = seen.sent
         if sent.way == "together":
             borrows = any(_borrows(sent, other, layers, started) for other in together if other is not sent)
@@ -134,9 +134,9 @@ def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[
     return [why(seen) for seen in all_seen]
 
 
-def _cut(layers: int, chunk: int) -> Untold:
+def _cut(layers: int, chunk: int) -> Inconclusive:
     longer = "1 token" if layers == 2 else f"1 to {layers - 1} tokens"
-    return Untold(
+    return Inconclusive(
         "a chunk near the prompt's end",
         "they were sent once more, and a chunk of the prompt ended just in front of its last tokens, of which some rows are "
         "computed again",

@@ -133,7 +133,7 @@ def _try(draft: DraftModel) -> None:
             draft_rows(head, row, hidden, row, torch.ones(1, 1, dtype=torch.bool, device=row.device))
 
 
-def rounded(draft: DraftModel, dtype: torch.dtype) -> DraftModel:
+def round_weights(draft: DraftModel, dtype: torch.dtype) -> DraftModel:
     """The draft with weights of a shorter type, in the type that it is computed in. What the target lends stays."""
 
     def short(weight: Tensor) -> Tensor:

@@ -296,13 +296,13 @@ def follow_last_fed(
             stop = min(max(committed, end + _BLOCK), count - 1)
             rounds = [committed] if starts is None else _from(starts, committed, stop)
             while True:
-                ends = _written(rounds, end, stop)
+                ends = _writing_rounds(rounds, end, stop)
                 known = list(ends)
                 for first, cut in pairwise((0, *cuts)) if not end else ():  # the prompt's rows; its end alone is known to them
                     ends[first:cut], known[first:cut] = [cut] * (cut - first), [begin - 1] * (cut - first)
                 to, of = (torch.tensor(those, device=ids.device) for those in (known, ends))
                 rows = draft_extends(heads, draft.chained, ids, states, range(end, stop), to, of, stored)
-                said = _said(rows, ids, range(end, stop), tie)
+                said = _follow_rows(rows, ids, range(end, stop), tie)
                 leads_to = list(_walk(said, end, committed, stop)) if starts is None else rounds
                 if leads_to == rounds:
                     break
@@ -321,7 +321,7 @@ def _from(starts: Sequence[int], first: int, stop: int) -> list[int]:
     return [start for start in starts if first <= start <= stop]
 
 
-def _written(rounds: Sequence[int], end: int, stop: int) -> list[int]:
+def _writing_rounds(rounds: Sequence[int], end: int, stop: int) -> list[int]:
     """M of the round that writes each of the rows end..stop-1; behind the last round it makes no difference."""
     spans = [round - before for before, round in pairwise([end, *rounds])]
     known = [round for round, span in zip(rounds, spans, strict=True) for _ in range(span)]
@@ -336,7 +336,7 @@ def _walk(said: Followed, end: int, first: int, stop: int) -> Iterator[int]:
         start += said.accepted(start - end) + 1
 
 
-def _said(rows: Sequence[DraftRows], ids: Tensor, of: range, tie: float) -> Followed:
+def _follow_rows(rows: Sequence[DraftRows], ids: Tensor, of: range, tie: float) -> Followed:
     """What is accepted behind x[0..M] for M = of.start..of.stop, by M - of.start; row 0 means nothing."""
     agrees, chosen = (np.full((len(of) + 1, len(rows)), NO) for _ in range(2))
     for step, layer in enumerate(rows):

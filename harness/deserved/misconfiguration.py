@@ -13,7 +13,7 @@ from eagletwin.reference.sizes import LlamaShape
 
 from .checkpoint import Checkpoint
 from .conditions import Seen
-from .draft import DraftModel, Shared, States, modern, rounded
+from .draft import DraftModel, Shared, States, modern, round_weights
 from .follow import Followed, Shape
 from .precision import Pair
 from .rounds import compare
@@ -68,14 +68,14 @@ def _of_any(draft: DraftModel, checkpoint: Checkpoint, target: Checkpoint) -> It
     ours, theirs = checkpoint.shape, target.shape
     if (ours.rope_theta, ours.rope_scaling) != (theirs.rope_theta, theirs.rope_scaling):
         shape = replace(ours, rope_theta=theirs.rope_theta, rope_scaling=theirs.rope_scaling)
-        yield Mistake("rope", "the draft had the rotary embedding of the target", _shaped(draft, shape))
+        yield Mistake("rope", "the draft had the rotary embedding of the target", _with_shape(draft, shape))
     if ours.rope_scaling is not None:
         yield Mistake(
-            "rope-scaling", "rope_scaling of the draft were left out", _shaped(draft, replace(ours, rope_scaling=None))
+            "rope-scaling", "rope_scaling of the draft were left out", _with_shape(draft, replace(ours, rope_scaling=None))
         )
     if ours.rope_theta != 10000.0:
         plain = replace(ours, rope_theta=10000.0)
-        yield Mistake("rope-theta", "rope_theta of the draft were the default of 10000", _shaped(draft, plain))
+        yield Mistake("rope-theta", "rope_theta of the draft were the default of 10000", _with_shape(draft, plain))
     embedding = {modern(name): tensor for name, tensor in checkpoint.tensors.items()}.get("embed_tokens.weight")
     if embedding is not None and embedding.shape == draft.heads[0].embedding.shape:
         own = embedding.to(draft.heads[0].embedding)
@@ -83,7 +83,7 @@ def _of_any(draft: DraftModel, checkpoint: Checkpoint, target: Checkpoint) -> It
             heads = tuple(replace(head, embedding=own) for head in draft.heads if not isinstance(head, PlainDraft))
             yield Mistake("embedding", "the draft had the embedding of its own checkpoint", replace(draft, heads=heads))
     for name, dtype in (("bfloat16", torch.bfloat16), ("8 bits", torch.float8_e4m3fn)):
-        yield Mistake(f"dtype-{name.split()[0]}", f"the draft's weights were rounded to {name}", rounded(draft, dtype))
+        yield Mistake(f"dtype-{name.split()[0]}", f"the draft's weights were rounded to {name}", round_weights(draft, dtype))
 
 
 def _of_eagle3(draft: DraftModel, head: Eagle3Head, checkpoint: Checkpoint, shared: Shared) -> Iterator[Mistake]:
@@ -120,7 +120,7 @@ def _one(draft: DraftModel, head: Eagle3Head) -> DraftModel:
     return replace(draft, heads=(head,))
 
 
-def _shaped(draft: DraftModel, shape: LlamaShape) -> DraftModel:
+def _with_shape(draft: DraftModel, shape: LlamaShape) -> DraftModel:
     return replace(draft, heads=tuple(replace(head, shape=shape) for head in draft.heads))
 
 
@@ -172,14 +172,14 @@ def better_read_as(pair: Pair, shape: Shape, texts: Sequence[Text]) -> list[Mist
     if len(texts) < LEAST_TEXTS:
         return []
     some, possible = texts[:_TEXTS], _of(pair)
-    as_it_says = [_accepted(text.followed, text.begin) for text in some]
+    as_it_says = [_mean_accepted(text.followed, text.begin) for text in some]
     otherwise: list[list[float]] = [[] for _ in possible]
     for text in some:
         read = _reader(pair, text.tokens)
         for mistake, found in zip(possible, otherwise, strict=True):
             mistaken = replace(pair, draft=mistake.draft)
             followed = mistaken.follow(text.tokens, read(mistake.draft.reads).hidden, shape)
-            found.append(_accepted(followed, text.begin))
+            found.append(_mean_accepted(followed, text.begin))
     return [mistake for mistake, found in zip(possible, otherwise, strict=True) if is_clearly_more(as_it_says, found)]
 
 
@@ -192,6 +192,6 @@ def _reader(pair: Pair, tokens: Sequence[int]) -> Callable[[States], Read]:
     return cache(lambda reads: pair.target.read(tokens, reads))
 
 
-def _accepted(followed: Followed, begin: int) -> float:
+def _mean_accepted(followed: Followed, begin: int) -> float:
     """Mean drafts that are accepted behind a prompt."""
     return float(np.mean(followed.accepted_everywhere[begin:-1]))

@@ -16,7 +16,7 @@ from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.reference.everywhere import committed_everywhere
 
 from .checkpoint import Checkpoint, checkpoint
-from .draft import DraftModel, on, read_draft, rounded
+from .draft import DraftModel, on, read_draft, round_weights
 from .follow import Followed, Shape, chain_logits, follow_chains, follow_last_fed, follow_trees
 from .server import Started
 from .target import Read, Served, Target
@@ -229,6 +229,6 @@ def load_served(target: str, draft: str, started: Started, device: str, dtype: t
         return load_pair(target, draft, "float32", device, dtype)
     of_weights, of_head = (getattr(torch, name) for name in served)
     loaded = Target(of_target, "float32", device, of_weights)
-    head = rounded(read_draft(of_draft, loaded.shared, dtype), of_head)
+    head = round_weights(read_draft(of_draft, loaded.shared, dtype), of_head)
     precision = Precision(of_head, Target(of_target, served[0], device), head)
     return Pair(loaded, head, of_target, of_draft, precision=precision)

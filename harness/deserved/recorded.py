@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from eagletwin.harness.core.recording import RecordedServer, Untold, Weighed
+from eagletwin.harness.core.recording import Inconclusive, RecordedServer, RecordingComparison
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.judge.bounds import FLOAT32
@@ -30,32 +30,32 @@ _STAGES = ("prefill", "draft", "verify", "extend")  # of a round, in the order o
 
 
 # Why no draft of a recording is compared.
-_BY_CHANCE = Untold(
+_BY_CHANCE = Inconclusive(
     "drawn by chance",
     "rejection sampling drew the drafts, by coins that are not recorded",
     "record greedy requests, or serve without --speculative-use-rejection-sampling",
 )
-_SIXTEEN_BITS = Untold(
+_SIXTEEN_BITS = Inconclusive(
     "16 bits",
     "the server computes in 16 bits, where rounding decides which refused drafts several layers are fed",
     "serve the pair in float32 (--dtype float32)",
 )
-_BORROWED = Untold(
+_BORROWED = Inconclusive(
     "rows of another request",
     "rows of the prompt are another request's, and the last layers keep there what that one went on with",
     "record requests whose prompts begin otherwise, or serve with --disable-radix-cache",
 )
-_ROUND_LOST = Untold(
+_ROUND_LOST = Inconclusive(
     "a round lost",
     "it was retracted or lost a round, so that its text does not say where rounds of a tree or of several layers begin",
     "give the server more memory for rows, or let it run fewer requests at once (--max-running-requests)",
 )
-_TREES_OF_LAYERS = Untold(
+_TREES_OF_LAYERS = Inconclusive(
     "trees of several layers",
     "what trees deserve whose levels are proposed by layers of their own is not worked out",
     "serve with --speculative-eagle-topk 1",
 )
-_NO_ROUND = Untold(
+_NO_ROUND = Inconclusive(
     "no round",
     "no round committed a token, so that no draft was accepted or refused",
     "record requests of more tokens (max_new_tokens)",
@@ -88,13 +88,13 @@ def started_of(said: RecordedServer) -> Started:
     )
 
 
-def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> Weighed:
+def compare_recording(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> RecordingComparison:
     """Compare one recording of this rank. Raises InputError for tokens that this target does not have.
 
     altered: the request's logits were changed before a token was chosen, so the target alone does not say which one it is
     """
     header = trace.header
-    request, found = header.case.requests[0], Weighed()
+    request, found = header.case.requests[0], RecordingComparison()
     replay = replay_requests(trace, DECLARED_VIEW)[request.id]
     if len(replay.tokens) < 2:
         found.untold = _NO_ROUND
@@ -106,7 +106,7 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     read = pair.read(replay.tokens)
     own = pair.on(replay.tokens, read, shape)
     if request.sampling is None and not altered:
-        _committed(own, replay, read, found)
+        _check_committed(own, replay, read, found)
     found.untold = _why_untold(own, trace, said, replay, shape)
     if found.untold is None:
         own.must_draft(shape)
@@ -119,7 +119,7 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     return found
 
 
-def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, replay: RequestReplay, shape: Shape) -> Untold | None:
+def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, replay: RequestReplay, shape: Shape) -> Inconclusive | None:
     """Why nobody can tell what its rounds deserve; None: it can be told."""
     whole, samples = _whole(replay), trace.header.case.requests[0].sampling is not None
     if not whole:
@@ -133,7 +133,7 @@ def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, replay: RequestR
     if min(pair.draft.layers, shape.num_steps) > 1:
         if pair.precision is not None:
             return _SIXTEEN_BITS  # see Pair.must_draft
-        if _borrowed(trace):
+        if _has_borrowed_rows(trace):
             return _BORROWED
     # A retracted request is prefilled again, which gives a token; nothing goes on behind the last one.
     ends = [*(following.committed for following in whole[1:]), len(replay.tokens) - 1]
@@ -151,7 +151,7 @@ def _whole(replay: RequestReplay) -> list[Round]:
     return [one for one in replay.rounds if one.end > one.committed]
 
 
-def _borrowed(trace: Trace) -> bool:
+def _has_borrowed_rows(trace: Trace) -> bool:
     """Whether rows of the prompt are another request's. Of several layers the last ones keep what that one went on with, of
     which this one's text says nothing.
 
@@ -177,7 +177,7 @@ def _cuts(trace: Trace) -> Cuts:
     return tuple(numbers["end"] for numbers in prefills if not numbers["final"])
 
 
-def _committed(pair: Pair, replay: RequestReplay, read: Read, found: Weighed) -> None:
+def _check_committed(pair: Pair, replay: RequestReplay, read: Read, found: RecordingComparison) -> None:
     """A greedy request commits what the target says."""
     begin, lead = len(replay.prompt), read.lead.tolist()
     for place in range(begin, len(replay.tokens)):
@@ -190,7 +190,7 @@ def _committed(pair: Pair, replay: RequestReplay, read: Read, found: Weighed) ->
         found.divergences.append(_wrong("verify.accept", replay, number, index, expected, actual))
 
 
-def _chains(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, found: Weighed) -> None:
+def _chains(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, found: RecordingComparison) -> None:
     """Each draft of a round, up to the first that was refused."""
     by_start = {one.committed: number for number, one in enumerate(replay.rounds)}
     ids, kind = torch.tensor(replay.tokens, device=read.hidden.device), pair.draft.heads[0].embedding.dtype
@@ -201,7 +201,7 @@ def _chains(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, found: 
                 _chain(pair, replay, number, logits[start - first], found)
 
 
-def _chain(pair: Pair, replay: RequestReplay, number: int, logits: torch.Tensor, found: Weighed) -> None:
+def _chain(pair: Pair, replay: RequestReplay, number: int, logits: torch.Tensor, found: RecordingComparison) -> None:
     """logits [S, V]"""
     round = replay.rounds[number]
     for step, drafted in enumerate(round.drafted[: round.end - round.committed]):
@@ -218,7 +218,7 @@ def _chain(pair: Pair, replay: RequestReplay, number: int, logits: torch.Tensor,
         return
 
 
-def _rounds(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, cuts: Cuts, found: Weighed) -> None:
+def _rounds(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, cuts: Cuts, found: RecordingComparison) -> None:
     """How many drafts each round accepted."""
     begin, whole = len(replay.prompt), _whole(replay)
     answer = Answer(
@@ -240,7 +240,7 @@ def _rounds(pair: Pair, replay: RequestReplay, read: Read, shape: Shape, cuts: C
         found.divergences.append(_wrong("draft.proposal", replay, numbers[wrong.committed], index, deserved, wrong.used))
 
 
-def _rows(pair: Pair, trace: Trace, replay: RequestReplay, read: Read, found: Weighed) -> None:
+def _rows(pair: Pair, trace: Trace, replay: RequestReplay, read: Read, found: RecordingComparison) -> None:
     """What the draft's pool has of each committed token."""
     records = [number for number, record in enumerate(trace.header.records) if "draft_kv" in record.tensors]
     if not records or trace.header.engine.tp > 1 or pair.draft.layers:

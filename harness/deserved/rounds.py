@@ -132,12 +132,12 @@ def compare(pair: Pair, shape: Shape, answer: Answer, read: Read, ways: Sequence
     that none does, the first is told.
     """
     right = pair.follow((*answer.prompt, *answer.tokens), read.hidden, shape)
-    found = (_compared(pair, shape, answer, read, right, cuts) for cuts in ways)
+    found = (_compare_answer(pair, shape, answer, read, right, cuts) for cuts in ways)
     first = next(found)
     return first if first.equal else next((one for one in found if one.equal), first)
 
 
-def _compared(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Followed, cuts: Cuts) -> Compared:
+def _compare_answer(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Followed, cuts: Cuts) -> Compared:
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
     own = pair.follow_layout(text, read.hidden, shape, begin, None, cuts) or right
     made, deserved = own, walk(own, begin)

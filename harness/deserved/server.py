@@ -129,10 +129,10 @@ class HttpServer:
             kv_dtype=str(info.get("kv_cache_dtype") or "auto"),
             max_running=int(info.get("max_running_requests") or 0),
             host_cache=bool(info.get("enable_hierarchical_cache", False)),
-            updated=self._updated(info),
+            updated=self._was_updated(info),
         )
 
-    def _updated(self, info: Mapping[str, Any]) -> bool:
+    def _was_updated(self, info: Mapping[str, Any]) -> bool:
         """An update moves the path of the model. /server_info shows it in older releases alone, and in none the tokenizer's,
         which is the same unless --tokenizer-path says otherwise: an update is then supposed."""
         now = self._json("/model_info", "/get_model_info").get("model_path")
@@ -172,7 +172,7 @@ class HttpServer:
         for said in self._events(request):
             counts.append(int(said["meta_info"]["completion_tokens"]))
         if said is None or said["meta_info"].get("finish_reason") is None:
-            raise self._lost("ended its answer before it was complete")
+            raise self._server_error("ended its answer before it was complete")
         return _answer(prompt, counts, said)
 
     def _events(self, request: urllib.request.Request) -> Iterator[dict[str, Any]]:
@@ -183,15 +183,15 @@ class HttpServer:
                     if line.startswith(b"data: ") and data != b"[DONE]":
                         yield self._event(data)
             except (OSError, http.client.HTTPException) as error:
-                raise self._lost(f"broke off: {error}") from error
+                raise self._server_error(f"broke off: {error}") from error
 
     def _event(self, data: bytes) -> dict[str, Any]:
         try:
             said = json.loads(data)
         except ValueError as error:
-            raise self._lost("streamed something that is no JSON") from error
+            raise self._server_error("streamed something that is no JSON") from error
         if not isinstance(said, dict) or "error" in said or "output_ids" not in said:
-            raise self._lost(f"refused the prompt: {said.get('error', said) if isinstance(said, dict) else said}")
+            raise self._server_error(f"refused the prompt: {said.get('error', said) if isinstance(said, dict) else said}")
         return said
 
     def _json(self, *paths: str) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class HttpServer:
             if error.code == 404:
                 raise _Missing from error
             kind = _Refused if error.code == 400 else HarnessError
-            raise self._lost(f"says {error.code}: {error.read(300).decode(errors='replace').strip()}", kind) from error
+            raise self._server_error(f"says {error.code}: {error.read(300).decode(errors='replace').strip()}", kind) from error
         except ValueError as error:  # no address at all
             raise InputError(
                 f"{self.url} is no address: {error}",
@@ -222,9 +222,9 @@ class HttpServer:
                 remedy="name it as http://HOST:PORT",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise self._lost(f"does not answer: {getattr(error, 'reason', error)}") from error
+            raise self._server_error(f"does not answer: {getattr(error, 'reason', error)}") from error
 
-    def _lost(self, what: str, kind: type[HarnessError] = HarnessError) -> HarnessError:
+    def _server_error(self, what: str, kind: type[HarnessError] = HarnessError) -> HarnessError:
         return kind(
             f"the server at {self.url} {what}",
             consequence="the prompts after this one were not measured; what was measured before is kept",

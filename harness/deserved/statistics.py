@@ -302,7 +302,7 @@ def chances(
     return kept
 
 
-def expected(kept: Array, begin: int) -> Expected:
+def expected_rounds(kept: Array, begin: int) -> Expected:
     """The rounds of a text whose token x[begin] was the first that was emitted. kept [n, S]: of `chances`."""
     last = len(kept) - 1
     mean, square = np.zeros(last + 1), np.zeros(last + 1)  # of the rounds from each M on

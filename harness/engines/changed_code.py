@@ -120,11 +120,11 @@ class _Comparison:
             if kind == "insert":
                 yield from self._whole(new[k:m])
             elif kind == "delete":
-                yield from _gone(old[i:j], self._gap(new, k))
+                yield from _removal_points(old[i:j], self._gap(new, k))
             elif kind == "replace":
-                yield from self._replaced(old[i:j], new, k, m)
+                yield from self._compare_replaced(old[i:j], new, k, m)
 
-    def _replaced(self, old: _Block, block: _Block, first: int, last: int) -> Iterator[Point]:
+    def _compare_replaced(self, old: _Block, block: _Block, first: int, last: int) -> Iterator[Point]:
         """Statements that took the place of others: those that hold blocks are compared by them, by heads that are the same
         first, then in order."""
         new = block[first:last]
@@ -133,7 +133,7 @@ class _Comparison:
                 for before, now in zip(old[i:j], new[k:m], strict=True):
                     yield from self._inside(before, now)
             elif kind == "delete":
-                yield from _gone(old[i:j], self._gap(block, first + k))
+                yield from _removal_points(old[i:j], self._gap(block, first + k))
             elif kind == "insert":
                 yield from self._whole(new[k:m])
             else:
@@ -148,7 +148,7 @@ class _Comparison:
                         yield from (replace(self._at(now), where="expression", test=part) for part in parts)
                     else:
                         yield from self._whole([now])
-                yield from _gone(old[i + m - k : j], self._gap(block, first + m))
+                yield from _removal_points(old[i + m - k : j], self._gap(block, first + m))
 
     def _inside(self, old: ast.stmt, new: ast.stmt) -> Iterator[Point]:
         """The blocks of two statements of one kind."""
@@ -160,9 +160,9 @@ class _Comparison:
                 yield from self._whole(block)
         for name in before.keys() - now.keys():
             if name == "orelse":
-                yield from _gone(before[name], self._at(new, "else"))
+                yield from _removal_points(before[name], self._at(new, "else"))
             elif name == "finalbody":
-                yield from _gone(before[name], self._at(new, "after"))
+                yield from _removal_points(before[name], self._at(new, "after"))
             else:  # an `except` or a `case`: whether it would have been taken cannot be seen
                 yield self._at(new, "lost")
 
@@ -176,14 +176,14 @@ class _Comparison:
 def _of_defaults(old: Function, new: Function) -> list[Point]:
     """Where two heads differ in defaults of arguments alone: each acts in a call whose argument has the value. []: in more."""
     before, now = _defaults(old), _defaults(new)
-    heads = [_dumped([_without_defaults(one), *one.decorator_list, one.returns]) for one in (old, new)]
+    heads = [_dump([_without_defaults(one), *one.decorator_list, one.returns]) for one in (old, new)]
     if before.keys() != now.keys() or heads[0] != heads[1]:
         return []
     points = []
     for name, value in now.items():
         if ast.dump(value) != ast.dump(before[name]):
             test = f"{name} {'is' if getattr(value, 'value', 0) in (None, True, False) else '=='} {ast.unparse(value)}"
-            points.append(_tested(_entry(new), test if isinstance(value, ast.Constant) else ""))
+            points.append(_with_test(_entry(new), test if isinstance(value, ast.Constant) else ""))
     return points
 
 
@@ -198,28 +198,28 @@ def _defaults(function: Function) -> dict[str, ast.expr]:
     return found | {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is not None}
 
 
-def _gone(statements: Sequence[ast.stmt], at: Point, test: str = "") -> Iterator[Point]:
+def _removal_points(statements: Sequence[ast.stmt], at: Point, test: str = "") -> Iterator[Point]:
     """Where statements were removed: each runs there if what it stood under holds. at: where; test: what holds."""
     for statement in statements:
         if isinstance(statement, ast.If):
             own = ast.unparse(statement.test)
-            yield from _gone(statement.body, at, _both(test, own))
-            yield from _gone(statement.orelse, at, _both(test, f"not ({own})"))
+            yield from _removal_points(statement.body, at, _both(test, own))
+            yield from _removal_points(statement.orelse, at, _both(test, f"not ({own})"))
         elif isinstance(statement, ast.While):
-            yield from _gone(statement.body, at, _both(test, ast.unparse(statement.test)))
+            yield from _removal_points(statement.body, at, _both(test, ast.unparse(statement.test)))
         elif isinstance(statement, ast.With | ast.AsyncWith | ast.Try):
-            yield from _gone(statement.body, at, test)
+            yield from _removal_points(statement.body, at, test)
         elif isinstance(statement, ast.Match):
             yield replace(at, where="lost")
         else:
-            yield _tested(at, test) if test else at
+            yield _with_test(at, test) if test else at
 
 
 def _both(one: str, other: str) -> str:
     return f"({one}) and ({other})" if one else other
 
 
-def _tested(at: Point, test: str) -> Point:
+def _with_test(at: Point, test: str) -> Point:
     """The point, under a condition; lost if to evaluate that once more might do something."""
     gate = at.gate or (test if _of_device(test) else "")
     return replace(at, test=test, gate=gate) if test and _is_pure(test) else replace(at, where="lost", gate=gate)
@@ -286,7 +286,7 @@ def _blocks(statement: ast.AST) -> Iterator[tuple[str, _Block]]:
 
 def _head(statement: ast.AST) -> str:
     """A statement without the blocks that it holds."""
-    parts = [f"{name}={_dumped(value)}" for name, value in _own_fields(statement)]
+    parts = [f"{name}={_dump(value)}" for name, value in _own_fields(statement)]
     return f"{type(statement).__name__}({', '.join(parts)})"
 
 
@@ -295,9 +295,9 @@ def _own_fields(statement: ast.AST) -> Iterator[tuple[str, object]]:
     return ((name, value) for name, value in ast.iter_fields(statement) if not (name in _HELD and isinstance(value, list)))
 
 
-def _dumped(value: object) -> str:
+def _dump(value: object) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_dumped(one) for one in value)}]"
+        return f"[{', '.join(_dump(one) for one in value)}]"
     return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
 
 
@@ -309,7 +309,7 @@ def _reading(block: Sequence[ast.stmt], read: Mapping[str, str], gates: Mapping[
         tests = {read[name] for node in nodes if (name := _name(node)) in read}
         if tests:
             point = Point(statement.lineno, statement.col_offset, "before", gates.get(id(statement), ""))
-            yield from [point] if "" in tests else [_tested(point, test) for test in sorted(tests)]
+            yield from [point] if "" in tests else [_with_test(point, test) for test in sorted(tests)]
         for _, each in _blocks(statement):
             yield from _reading(each, read, gates)
 
@@ -438,11 +438,11 @@ class Changed:
     outside: bool
 
 
-def changed(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
+def compare_sources(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
     """Compare two sources of a module; old None: there was none, or it is not at hand, and each function counts as changed as a
     whole. Raises SyntaxError for one of them."""
     before, now = _read(old or ""), _read(new)
-    known, counted = _numbered(before.functions), _numbered(now.functions)
+    known, counted = _number_functions(before.functions), _number_functions(now.functions)
     names = {one.name for one in now.functions}
     removed = tuple(dict.fromkeys(one.name for one in before.functions if one.name not in names))
     changes = set(_in_order(before.bindings)) ^ set(_in_order(now.bindings))
@@ -501,7 +501,7 @@ def _points(
     return points if one.owner not in bound else tuple(sorted({*points, *entry(one.node)}))
 
 
-def _numbered(functions: "Sequence[_Function]") -> list[tuple[object, ...]]:
+def _number_functions(functions: "Sequence[_Function]") -> list[tuple[object, ...]]:
     """Of several functions of one name, which one is there depends on how many there are, and in which order."""
     total = Counter(one.name for one in functions)
     return [(*one, total[one[0]]) for one in _in_order((one.name, one.code) for one in functions)]
@@ -549,7 +549,7 @@ def _read(source: str | bytes) -> _Source:
     found = _Source()
     tree = ast.parse(source)
     _Take(found).visit(tree)
-    _undocumented(tree)
+    _strip_docstring(tree)
     found.bind(_bindings(tree.body, "", ""))
     return found
 
@@ -566,7 +566,7 @@ class _Take(ast.NodeTransformer):
         self.generic_visit(node)
         name = ".".join(self._within)
         self._within.pop()
-        _undocumented(node)
+        _strip_docstring(node)
         return name
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
@@ -663,7 +663,7 @@ def _attribute(node: ast.Attribute) -> str:
     return f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else ""
 
 
-def _undocumented(node: ast.Module | _Definition) -> None:
+def _strip_docstring(node: ast.Module | _Definition) -> None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         del node.body[0]

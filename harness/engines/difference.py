@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.differs import ChangedFunction, Watch, changes_of
 from eagletwin.harness.core.files import cache_folder
 
-from .changed_code import Changed, changed
+from .changed_code import Changed, compare_sources
 from .provision import digest_of
 
 PATCH = "sglang.patch"  # in a run folder
@@ -118,7 +118,7 @@ def watch_of(base: str, files: Sequence[File]) -> Watch:
             continue
         if not file.old_known:
             unlisted.append(file.path)
-        found = _changed(file)
+        found = _compare_file(file)
         modules[file.module] = tuple(place.of_file(file.path) for place in found.places)
         removed += found.removed
         outside += [file.module] * (found.outside or bool(found.removed))
@@ -132,10 +132,10 @@ def watch_of(base: str, files: Sequence[File]) -> Watch:
     return Watch(differs, modules)
 
 
-def _changed(file: File) -> Changed:
+def _compare_file(file: File) -> Changed:
     assert file.new is not None
     try:
-        return changed(b"" if file.old is None and file.old_known else file.old, file.new, file.module)
+        return compare_sources(b"" if file.old is None and file.old_known else file.old, file.new, file.module)
     except (SyntaxError, ValueError, RecursionError):  # the import says so, if it is imported
         return Changed((), (), outside=True)
 
@@ -146,26 +146,30 @@ def _patch(base: str, files: Sequence[File]) -> str:
     for file in files:
         text = _lines_of(file)
         size += len(text)
-        parts.append(text if size <= MAX_PATCH else _named(file, f"left out, since the patch is longer than {MAX_PATCH} bytes"))
+        parts.append(
+            text
+            if size <= MAX_PATCH
+            else _describe_missing(file, f"left out, since the patch is longer than {MAX_PATCH} bytes")
+        )
     return "".join(parts)
 
 
 def _lines_of(file: File) -> str:
     """The unified diff of one file, or a line that names it."""
     if not file.old_known:
-        return _named(file, "its original is not at hand (`eagletwin info releases fetch` brings known releases)")
+        return _describe_missing(file, "its original is not at hand (`eagletwin info releases fetch` brings known releases)")
     if max(len(file.old or b""), len(file.new or b"")) > MAX_FILE:
-        return _named(file, f"longer than {MAX_FILE} bytes")
+        return _describe_missing(file, f"longer than {MAX_FILE} bytes")
     try:
         old, new = ((content or b"").decode() for content in (file.old, file.new))
     except UnicodeDecodeError:
-        return _named(file, "binary")
+        return _describe_missing(file, "binary")
     if "\0" in old + new:
-        return _named(file, "binary")
+        return _describe_missing(file, "binary")
     names = "/dev/null" if file.old is None else f"a/{file.path}", "/dev/null" if file.new is None else f"b/{file.path}"
     lines = difflib.unified_diff(_split(old), _split(new), *names)
     text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return text or _named(file, "empty")
+    return text or _describe_missing(file, "empty")
 
 
 def _split(text: str) -> list[str]:
@@ -174,6 +178,6 @@ def _split(text: str) -> list[str]:
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
-def _named(file: File, why: str) -> str:
+def _describe_missing(file: File, why: str) -> str:
     state = "gone" if file.new is None else f"sha256 {hashlib.sha256(file.new).hexdigest()}"
     return f"Not here: {file.path} ({why}); {state}\n"

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from eagletwin.harness.core.case import Case, Event, Request, encode_case, expanded
+from eagletwin.harness.core.case import Case, Event, Request, encode_case, expand_samples
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
@@ -142,7 +142,7 @@ class Host:
             self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
             build = protocol.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(configuration, foreseen))
-            engine = self._forked(build)
+            engine = self._fork_engine(build)
             most = MAX_ENGINES if self.mode.processes == 1 else 1
             for name in idle[: max(0, len(self._engines) - most + 1)] if engine is None else ():
                 self._engines.pop(name).close()
@@ -161,7 +161,7 @@ class Host:
             return ()
         return tuple(sorted({target for patch in foreseen for target in patch.targets}))
 
-    def _forked(self, build: protocol.Build) -> "EngineProcess | None":
+    def _fork_engine(self, build: protocol.Build) -> "EngineProcess | None":
         """The engine, forked from one that has the first of its patches; None: there is none, or it cannot be that."""
         for count in reversed(range(len(build.patches))):
             origin = self._engines.get(_key(build.configuration, build.patches[:count], build.kernels))
@@ -183,7 +183,7 @@ class Host:
         if isinstance(answer, protocol.Probed):
             return answer.numbers
         if not isinstance(answer, protocol.Refused):
-            raise protocol.unexpected(answer)
+            raise protocol.unexpected_message(answer)
         raise WouldNotStart(
             f"{probe.name} cannot be called: {answer.error}",
             consequence="nothing is known of it",
@@ -241,15 +241,15 @@ class Host:
             )
         if not isinstance(answer, protocol.Built):
             ours.close()
-            raise protocol.unexpected(answer)
+            raise protocol.unexpected_message(answer)
         return EngineProcess(ours, answer.engine, self.source, build.foreseen)
 
     def shared(self) -> socket.socket | None:
         """A connection at which another process joins this zygote, so that SGLang is imported once; None: it takes no others.
         Returns at once."""
-        return self._started().shared() if self.mode.device == "cpu" else None
+        return self._start_zygote().shared() if self.mode.device == "cpu" else None
 
-    def _started(self) -> Zygote:
+    def _start_zygote(self) -> Zygote:
         if self._zygote is None:
             self._zygote = Zygote(self.source, self.mode)
             self._zygote.start()
@@ -257,7 +257,7 @@ class Host:
 
     def connection(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
-        zygote = self._started()
+        zygote = self._start_zygote()
         connection = zygote.connection
         if not zygote.ready:
             connection.settimeout(IMPORT_SECONDS)
@@ -271,7 +271,7 @@ class Host:
                     raise Unwritable(answer.full)
                 raise self._no_import(answer.error, answer.trace)
             if not isinstance(answer, protocol.Ready):
-                raise protocol.unexpected(answer)
+                raise protocol.unexpected_message(answer)
             connection.settimeout(None)
             zygote.ready, zygote.version = True, answer.version
         return connection
@@ -388,14 +388,14 @@ class EngineProcess:
 
         The trace's case has the requests that the scheduler is sent: others, where several samples of a prompt are wanted.
         """
-        sent = expanded(case)
+        sent = expand_samples(case)
         self._begin(sent, folder, limits, fresh=fresh, until=until, jitter=jitter)
         trace = self._end(sent, folder)
         if self.plain is None or jitter is not None or trace.header.ending.kind != "finished":
             return trace
-        return self.plain._asked(trace, folder, limits, fresh=fresh)
+        return self.plain._run_plain_decode(trace, folder, limits, fresh=fresh)
 
-    def _asked(self, trace: Trace, folder: Path, limits: Limits, *, fresh: bool) -> Trace:
+    def _run_plain_decode(self, trace: Trace, folder: Path, limits: Limits, *, fresh: bool) -> Trace:
         """The trace in this folder, with what this engine, which decodes plainly, would have sent at each place."""
         sent = plain_decode.answers(trace)
         if not sent:
@@ -407,7 +407,7 @@ class EngineProcess:
 
     def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
         """Run a case step by step, adding to it on the way. `folder` must be empty."""
-        self._begin(expanded(case), folder, limits, live=True)
+        self._begin(expand_samples(case), folder, limits, live=True)
         return Session(self, case, folder)
 
     def _begin(
@@ -445,7 +445,7 @@ class EngineProcess:
             try:
                 answer, _ = protocol.receive(self._connection)
                 if not isinstance(answer, protocol.Stepped | protocol.Ran | protocol.Failed):
-                    raise protocol.unexpected(answer)
+                    raise protocol.unexpected_message(answer)
                 return answer
             except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
                 self._broken = type(error).__name__
@@ -462,7 +462,7 @@ class EngineProcess:
         if answer is None:
             given = self._answer()
             if isinstance(given, protocol.Stepped):
-                raise protocol.unexpected(given)
+                raise protocol.unexpected_message(given)
             answer = given
         if isinstance(answer, protocol.Failed):
             self._in_fork.clear()
@@ -546,7 +546,7 @@ class Session:
         check_case(grown, "the session")
         self.case, before = grown, self.case
         with contextlib.suppress(OSError):  # the engine is gone: the answer says so
-            sent = expanded(grown).requests[len(expanded(before).requests) :]
+            sent = expand_samples(grown).requests[len(expand_samples(before).requests) :]
             protocol.send(self._engine._connection, protocol.Step(sent, events, chunks, last))
         self.trace = self._wait()
         return self.trace
@@ -556,4 +556,4 @@ class Session:
         if isinstance(answer, protocol.Stepped):
             return read_trace(self._folder)
         self.over = True
-        return self._engine._end(expanded(self.case), self._folder, answer)
+        return self._engine._end(expand_samples(self.case), self._folder, answer)

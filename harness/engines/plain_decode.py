@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.differs import merged
+from eagletwin.harness.core.differs import merge_differs
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace, write_trace
 from eagletwin.harness.families.traces import read_trace
@@ -21,19 +21,19 @@ from eagletwin.harness.families.traces import read_trace
 def of_both(one: Header, other: Header) -> Header:
     """The first header, with the edits of which both say that they were not reached, and the statements that either ran."""
     idle = tuple(name for name in one.idle_edits if name in other.idle_edits)
-    unreached = [name for name in _unreached(one) if _did_nothing(name, other)]
-    unreached += [name for name in _unreached(other) if name not in unreached and _did_nothing(name, one)]
+    unreached = [name for name in _unreached_edits(one) if _did_nothing(name, other)]
+    unreached += [name for name in _unreached_edits(other) if name not in unreached and _did_nothing(name, one)]
     elsewhere = {change.patch: change for change in other.patched or ()}
-    patched = [merged([change, elsewhere.get(change.patch, change)]) for change in one.patched or ()]
+    patched = [merge_differs([change, elsewhere.get(change.patch, change)]) for change in one.patched or ()]
     return replace(one, idle_edits=idle, unreached_edits=tuple(unreached) or UNSET, patched=tuple(patched) or UNSET)
 
 
-def _unreached(header: Header) -> tuple[str, ...]:
+def _unreached_edits(header: Header) -> tuple[str, ...]:
     return header.unreached_edits or ()
 
 
 def _did_nothing(name: str, header: Header) -> bool:
-    return name in _unreached(header) or name.startswith(header.idle_edits)
+    return name in _unreached_edits(header) or name.startswith(header.idle_edits)
 
 
 FOLDER = "plain"  # of its trace and its log, in that of the case

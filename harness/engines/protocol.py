@@ -231,12 +231,12 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     return msgspec.json.decode(body, type=Message), descriptors
 
 
-def refused(error: BaseException, prefix: str = "") -> Refused:
+def refusal_of(error: BaseException, prefix: str = "") -> Refused:
     """What to send of an exception that keeps an engine from being started. Call it where the exception is handled."""
     return Refused(f"{prefix}{type(error).__name__}: {error}", traceback.format_exc(), full=unwritable(error))
 
 
-def unexpected(message: object) -> HarnessError:
+def unexpected_message(message: object) -> HarnessError:
     """What to raise for a message that the other end must not send here: the two are of different versions, or one is wrong.
 
     An error and not an `assert`, which `python -O` removes.
@@ -290,7 +290,7 @@ def environment(folder: Path, options: RecordOptions) -> dict[str, str]:
     return {FOLDER: str(folder), OPTIONS: msgspec.json.encode(options).decode()}
 
 
-def asked(environ: Mapping[str, str] = os.environ) -> tuple[Path, RecordOptions] | None:
+def read_record_options(environ: Mapping[str, str] = os.environ) -> tuple[Path, RecordOptions] | None:
     """What this process was asked to record; None: nothing. Raises InputError."""
     folder = environ.get(FOLDER)
     if not folder:

@@ -117,7 +117,7 @@ def is_there(section: Section) -> bool:
 
 def is_whole(folder: Path, section: Section) -> bool:
     """Whether a folder holds what the section names, each file as the RECORD of its wheel says, and nothing else."""
-    return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], files_below(folder))
+    return _matches_records(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], files_below(folder))
 
 
 def record_of(release: str) -> Path | None:
@@ -164,7 +164,7 @@ def _is(file: Path, digest: str, installed: int) -> bool:
         return False
 
 
-def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str]) -> bool:
+def _matches_records(folder: Path, wheels: Sequence[str], files: Set[str]) -> bool:
     """Whether `files` are all those that the RECORDs of these wheels name in a folder, byte for byte."""
     try:
         recorded = dict(row for wheel in wheels for row in _rows(folder / wheel / "RECORD"))
@@ -220,15 +220,15 @@ def _fetch(section: Section, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(wheels), "--requirement", str(wanted)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise _not_fetched(section, _gist(done.stderr or done.stdout))
+        raise _fetch_error(section, _gist(done.stderr or done.stdout))
     try:
         for wheel in wheels.iterdir():
             with zipfile.ZipFile(wheel) as packed:
                 packed.extractall(tree, [name for name in packed.namelist() if not LEFT_OUT.match(name)])
     except (zipfile.BadZipFile, OSError) as error:
-        raise _not_fetched(section, f"a wheel could not be unpacked: {error}") from error
+        raise _fetch_error(section, f"a wheel could not be unpacked: {error}") from error
     if not is_whole(tree, section):
-        raise _not_fetched(section, "the unpacked files are not those that the wheel's RECORD names")
+        raise _fetch_error(section, "the unpacked files are not those that the wheel's RECORD names")
     return tree
 
 
@@ -239,7 +239,7 @@ def _gist(output: str) -> str:
     return (" ".join(errors[-2:]) or " ".join(lines[-1:]) or "pip said nothing")[:400]
 
 
-def _not_fetched(section: Section, why: str) -> NotFetched:
+def _fetch_error(section: Section, why: str) -> NotFetched:
     others = (path.name for path in cache_folder(section.kind).iterdir() if not path.name.startswith("."))
     here = sorted(name for name in others if name != section.name)
     return NotFetched(

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eagletwin.harness.core.differs import Watch, shortened
+from eagletwin.harness.core.differs import Watch, join_names
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.files import cache_folder, installed
+from eagletwin.harness.core.files import cache_folder, installed_version
 
 from .difference import (
     DOCUMENTS,
@@ -61,7 +61,7 @@ class Source:
     @property
     def called(self) -> str:
         """What to call it where nothing was imported yet."""
-        return self.version or installed("sglang")
+        return self.version or installed_version("sglang")
 
     @property
     def root(self) -> Path:
@@ -84,8 +84,8 @@ INSTALLED = Source()
 
 def resolve(name: str) -> Source:
     """The SGLang of this name, fetched if need be. Raises InputError for an unknown name, NotFetched if fetching failed."""
-    if name in ("", installed("sglang")):
-        return _installed()
+    if name in ("", installed_version("sglang")):
+        return _installed_source()
     section = lock().get(f"releases/{name}")
     if section is not None:
         folder = provide(section)
@@ -101,7 +101,7 @@ def resolve(name: str) -> Source:
 
 def at_hand(release: str) -> Source | None:
     """A release, unchanged: the installed one, or the cache's. None: it is not here. Raises NotFetched for a damaged one."""
-    if release == installed("sglang") and not (source := _installed()).tree:
+    if release == installed_version("sglang") and not (source := _installed_source()).tree:
         return source
     section = lock().get(f"releases/{release}")
     if section is None or not is_there(section):
@@ -112,11 +112,11 @@ def at_hand(release: str) -> Source | None:
 
 def here() -> tuple[str, ...]:
     """The known releases that need no network, oldest first."""
-    of_here = installed("sglang")
+    of_here = installed_version("sglang")
     return tuple(name for name in releases() if name == of_here or is_there(lock()[f"releases/{name}"]))
 
 
-def _installed() -> Source:
+def _installed_source() -> Source:
     """The installed one: by its content, if it was edited in place or is a checkout."""
     found = importlib.util.find_spec("sglang")
     if found is None or not found.submodule_search_locations:
@@ -133,7 +133,7 @@ def _tree(folder: Path) -> Source:
         if (root / "sglang" / "__init__.py").is_file():
             version, difference = _identity(root)
             if difference is not None and difference.watch.differs.unlisted:
-                _say_unlisted(root, difference)
+                _warn_unlisted(root, difference)
             return Source(str(folder), (root, *_layers(root)), version, difference)
     raise InputError(
         f"{folder} holds no sglang",
@@ -147,18 +147,18 @@ def _identity(root: Path) -> tuple[str, Difference | None]:
     Without either, a digest of the files."""
     commit = _head(root)
     if commit and _git(root, "ls-files", "sglang/__init__.py"):  # else the repository around it is another
-        return _named(commit, _since_head(root, commit))
+        return _add_dirty_suffix(commit, _since_head(root, commit))
     for metadata in root.glob("sglang-*.dist-info/METADATA"):
         found = re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
             changes = changed_since_release(root, metadata.parent.name, record_of(found[1]))
             if changes is None:  # a wheel whose RECORD cannot be read
                 return f"{found[1]}+dirty.{_digest_of_all(root)[:8]}", None
-            return _named(found[1], since_release(root, found[1], changes))
+            return _add_dirty_suffix(found[1], since_release(root, found[1], changes))
     return f"tree-{_digest_of_all(root)[:10]}", None
 
 
-def _named(base: str, difference: Difference | None) -> tuple[str, Difference | None]:
+def _add_dirty_suffix(base: str, difference: Difference | None) -> tuple[str, Difference | None]:
     return base + (f"+dirty.{difference.digest}" if difference is not None else ""), difference
 
 
@@ -177,12 +177,12 @@ def _since_head(root: Path, commit: str) -> Difference | None:
     A link in the place of a file or folder counts by what it leads to, which git does not read.
     """
     names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
-    staged = _listed(root, "diff", "--cached", *names)  # one of them may be ignored
+    staged = _git_list(root, "diff", "--cached", *names)  # one of them may be ignored
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         index = Path(scratch, "index")
-        _listed(root, "read-tree", "HEAD", index=index)
-        changed = _listed(root, "diff", *names, index=index)
-        untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
+        _git_list(root, "read-tree", "HEAD", index=index)
+        changed = _git_list(root, "diff", *names, index=index)
+        untracked = _git_list(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
     listed = dict.fromkeys(file for path in (*staged, *changed, *untracked) for file in _behind(root, path))
     blobs = _blobs_of_head(root)
     paths = [path for path in listed if path not in blobs or not _is_blob(root / path, blobs[path])]
@@ -197,7 +197,7 @@ def _behind(root: Path, path: str) -> list[str]:
 
 def _blobs_of_head(root: Path) -> dict[str, str]:
     """The digest that git has of each file of sglang/ in HEAD."""
-    entries = (entry.partition("\t") for entry in _listed(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang"))
+    entries = (entry.partition("\t") for entry in _git_list(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang"))
     return {path: about.split()[2] for about, _, path in entries if about.startswith("100")}
 
 
@@ -210,12 +210,12 @@ def _is_blob(file: Path, blob: str) -> bool:
     return digest.hexdigest() == blob
 
 
-def _listed(root: Path, *words: str, index: Path | None = None) -> list[str]:
+def _git_list(root: Path, *words: str, index: Path | None = None) -> list[str]:
     """What git lists, with -z. Raises HarnessError if it fails: a list that is missing must not be taken for an empty one."""
     done = _run_git(root, *words, index=index)
     if done is None or done.returncode:
         raise HarnessError(
-            f"git {words[0]} fails in {root}: {_said(done)}",
+            f"git {words[0]} fails in {root}: {_git_error(done)}",
             consequence="nothing was run: whether the tree was changed since its commit is not known",
             remedy=f"see that `git -C {root} status` works",
         )
@@ -228,8 +228,8 @@ def _of_head(root: Path, path: str) -> bytes | None:
     return done.stdout if done is not None and done.returncode == 0 else None
 
 
-def _say_unlisted(root: Path, difference: Difference) -> None:
-    files, base = shortened(difference.watch.differs.unlisted), difference.base
+def _warn_unlisted(root: Path, difference: Difference) -> None:
+    files, base = join_names(difference.watch.differs.unlisted), difference.base
     print(
         f"note: the originals of {files}, which {root} changes, are not at hand: each function in them counts as changed. "
         f"`eagletwin info releases fetch {base}` brings those of a known release",
@@ -245,7 +245,7 @@ def _head(root: Path) -> str:
     around = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if around is not None:
         print(
-            f"note: git does not read the repository {around}: {_said(done)}\n"
+            f"note: git does not read the repository {around}: {_git_error(done)}\n"
             f"  so:  {root} is called by its files, or its dist-info, and what was changed since the commit is not known\n"
             f"  try: git config --global --add safe.directory {around}, if another user owns it",
             file=sys.stderr,
@@ -253,7 +253,7 @@ def _head(root: Path) -> str:
     return ""
 
 
-def _said(done: "subprocess.CompletedProcess[bytes] | None") -> str:
+def _git_error(done: "subprocess.CompletedProcess[bytes] | None") -> str:
     """The first line of what git said of a failure."""
     lines = os.fsdecode(done.stderr).strip().splitlines() if done is not None else ["git cannot be started"]
     return lines[0] if lines else "it says nothing"
@@ -286,19 +286,19 @@ def _layers(root: Path) -> tuple[Path, ...]:
     if not files:
         print(
             f"note: {root} names no pin of transformers (no pyproject.toml, no sglang-*.dist-info); it runs with "
-            f"{installed('transformers')}, as its traces say. A copy of a release needs its dist-info next to it",
+            f"{installed_version('transformers')}, as its traces say. A copy of a release needs its dist-info next to it",
             file=sys.stderr,
         )
     for file in files:
         pin = re.search(r"(?<![\w-])transformers==([\w.]+)", file.read_text(encoding="utf-8"))
-        if pin is None or pin[1] == installed("transformers"):
+        if pin is None or pin[1] == installed_version("transformers"):
             continue
         section = lock().get(f"layers/transformers-{pin[1]}")
         if section is not None:
             return (provide(section),)
         print(
             f"note: {root} pins transformers {pin[1]}, which is not in eagletwin's lock file; "
-            f"it runs with {installed('transformers')}, as its traces say",
+            f"it runs with {installed_version('transformers')}, as its traces say",
             file=sys.stderr,
         )
     return ()
@@ -324,7 +324,9 @@ def patched_tree(source: Source, file: Path) -> Path:
     text = file.read_bytes()
     wheels = [*source.root.glob("sglang-*.dist-info")]
     if source.difference is not None or len(wheels) != 1:
-        raise _refused(f"{file} is a diff, and {source.name or 'SGLang'} is not a release", "apply it to that tree: git apply")
+        raise _input_error(
+            f"{file} is a diff, and {source.name or 'SGLang'} is not a release", "apply it to that tree: git apply"
+        )
     depth = _depth(file, text.decode(errors="replace"), source.root)
     digest = hashlib.sha256(f"{wheels[0].name}\0{depth}\0".encode() + text).hexdigest()[:16]
     place = cache_folder("patched") / f"{file.stem}-{digest}"
@@ -351,12 +353,14 @@ def _depth(file: Path, text: str, root: Path) -> int:
     for depth, _ in depths.most_common(1):
         outside = [path for path in paths if path.split("/")[depth : depth + 1] != ["sglang"] and not _is_aside(path)]
         if outside:
-            raise _refused(
-                f"{file} also changes {shortened(outside)}, outside of sglang/: nothing here runs it",
+            raise _input_error(
+                f"{file} also changes {join_names(outside)}, outside of sglang/: nothing here runs it",
                 "leave it out of the diff: git diff … -- python/sglang",
             )
         return depth
-    raise _refused(f"{file} is neither JSON nor a unified diff of files below sglang/", "docs/reference/patch.md shows both")
+    raise _input_error(
+        f"{file} is neither JSON nor a unified diff of files below sglang/", "docs/reference/patch.md shows both"
+    )
 
 
 def _places(parts: list[str]) -> list[int]:
@@ -375,10 +379,10 @@ def _apply(file: Path, text: bytes, depth: int, root: Path) -> None:
     try:
         done = subprocess.run(words, cwd=root, input=text, env=environment, capture_output=True, check=False)
     except OSError as error:
-        raise _refused(f"git cannot be started: {error}", "install git, which applies diffs") from error
+        raise _input_error(f"git cannot be started: {error}", "install git, which applies diffs") from error
     if done.returncode:
         said = os.fsdecode(done.stderr).strip().splitlines()
-        raise _refused(f"{file} does not apply: {said[0] if said else 'git does not say why'}", "make it from that release")
+        raise _input_error(f"{file} does not apply: {said[0] if said else 'git does not say why'}", "make it from that release")
 
 
 def link_tree(folders: Iterable[Path], root: Path, *left_out: str) -> None:
@@ -395,7 +399,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _refused(cause: str, remedy: str) -> InputError:
+def _input_error(cause: str, remedy: str) -> InputError:
     return InputError(cause, consequence="nothing was run", remedy=remedy)
 
 

@@ -166,10 +166,10 @@ class Zygote:
         with self._theirs, os.fdopen(handle, "wb") as log:
             module = _WITH_FRONT_END if self.front else _MODULES[self.mode.device]
             if module == _MODULES["cpu"] and may_fork(self.source):
-                self._process = fork(environment, self._named(), self._theirs, self._log)
+                self._process = fork(environment, self._source_arguments(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
-                [*RUN_MODULE, module, str(self._theirs.fileno()), *self._named()],
+                [*RUN_MODULE, module, str(self._theirs.fileno()), *self._source_arguments()],
                 pass_fds=[self._theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -177,7 +177,7 @@ class Zygote:
                 stderr=log,
             )
 
-    def _named(self) -> list[str]:
+    def _source_arguments(self) -> list[str]:
         """What the process must know of the SGLang that it is to import: what to call it, where it must lie, and a file that
         names what is watched in it."""
         words = [self.source.called, str(self.source.root)] if self.source.paths or self._watch is not None else []

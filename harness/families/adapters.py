@@ -45,7 +45,7 @@ def modules(adapter: Adapter) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def made(model: str, adapter: Adapter) -> dict[str, LowRank]:
+def make_adapter(model: str, adapter: Adapter) -> dict[str, LowRank]:
     """The adapter of this model, in float32: by the name of the weight that it changes."""
     import torch
 
@@ -75,7 +75,7 @@ def made(model: str, adapter: Adapter) -> dict[str, LowRank]:
     return found
 
 
-def widened(adapter: dict[str, LowRank], inner: int) -> dict[str, LowRank]:
+def pad_adapter(adapter: dict[str, LowRank], inner: int) -> dict[str, LowRank]:
     """The same of a model whose MLP has `inner` numbers, of which those behind the model's own are zeros and stay so."""
     from torch.nn.functional import pad
 

@@ -94,7 +94,7 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
     size, heads = recipe.target.hidden_size, recipe.target.num_heads
     latent, experts = parts_of(recipe.target)
 
-    def gated(prefix: str, inner: int) -> Weights:
+    def gated_weights(prefix: str, inner: int) -> Weights:
         return {
             f"{prefix}gate_proj.weight": normal(inner, size, std=size**-0.5),
             f"{prefix}up_proj.weight": normal(inner, size, std=size**-0.5),
@@ -120,12 +120,12 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
     }
     if number < DENSE:
-        return weights | gated("mlp.", recipe.intermediate_size)
+        return weights | gated_weights("mlp.", recipe.intermediate_size)
     weights["mlp.gate.weight"] = normal(experts.count, size, std=1.5 * size**-0.5)
     weights["mlp.gate.e_score_correction_bias"] = normal(experts.count, std=0.1).abs()
     for expert in range(experts.count):
-        weights |= gated(f"mlp.experts.{expert}.", experts.inner)
-    return weights | gated("mlp.shared_experts.", experts.inner)
+        weights |= gated_weights(f"mlp.experts.{expert}.", experts.inner)
+    return weights | gated_weights("mlp.shared_experts.", experts.inner)
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
@@ -169,11 +169,11 @@ def latent_config(shape: LlamaShape) -> dict[str, object]:
         "head_dim": latent.rope,
         "num_key_value_heads": shape.num_heads,
         "rope_interleave": True,
-        **({} if shape.rope_scaling is None else {"rope_scaling": _as_configured(shape.rope_scaling)}),
+        **({} if shape.rope_scaling is None else {"rope_scaling": _rope_config(shape.rope_scaling)}),
     }
 
 
-def _as_configured(scaling: RopeScaling) -> dict[str, object]:
+def _rope_config(scaling: RopeScaling) -> dict[str, object]:
     """A lengthened context as DeepSeek-V3's configuration has it. The amplitude is `mscale` over `mscale_all_dim`: 1."""
     return {
         "type": "yarn",

@@ -49,7 +49,7 @@ HOT = 1.4
 FED_ON = 0.2
 
 
-def _proposed(recipe: Recipe, normal: Normal) -> Tensor:
+def _draw_draft_vocabulary(recipe: Recipe, normal: Normal) -> Tensor:
     """The tokens of the draft's vocabulary [N]: drawn, and so in no order, which makes d2t go up and down."""
     drawn = normal(recipe.target.vocab_size, std=1.0).argsort()
     return drawn[: recipe.draft_vocab_size]
@@ -61,7 +61,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
     proposes = torch.arange(recipe.target.vocab_size)
     if recipe.draft_vocab_size is not None:
-        proposes = _proposed(recipe, normal)
+        proposes = _draw_draft_vocabulary(recipe, normal)
         target["lm_head.weight"][proposes] *= HOT
     shape, size = recipe.draft, recipe.draft.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -90,11 +90,11 @@ def _attention(recipe: Recipe, normal: Normal) -> Weights:
     def by_head(first: Tensor, second: Tensor) -> Tensor:
         return torch.cat([torch.cat(pair) for pair in zip(first.chunk(heads), second.chunk(heads), strict=True)])
 
-    def shuffled(width: int) -> Tensor:
+    def signed_permutation(width: int) -> Tensor:
         return torch.eye(width)[normal(width, std=1.0).argsort()] * normal(width, 1, std=1.0).sign()
 
-    of_query = shuffled(2 * size)
-    mixed = torch.cat([shuffled(2 * size) for _ in range(copies)])  # [rank, 2H]
+    of_query = signed_permutation(2 * size)
+    mixed = torch.cat([signed_permutation(2 * size) for _ in range(copies)])  # [rank, 2H]
     asks_token, asks_state = of_query.T.chunk(2)  # [H, 2H]: what makes them of a latent vector again
     token, state = (mixed.T / copies).chunk(2)  # [H, rank]
     context = normal(size, _LATENT.rank, std=eagle3.CONTEXT * _LATENT.rank**-0.5)

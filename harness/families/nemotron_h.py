@@ -150,11 +150,11 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         "num_nextn_predict_layers": 1,
         "mtp_hybrid_override_pattern": "*E",
     }
-    served = _served(target, "model.layers.", "backbone.layers.")
-    return Part(config, shape, served), Part(config, shape, _served(draft, "layers.", "mtp.layers."))
+    served = _to_checkpoint(target, "model.layers.", "backbone.layers.")
+    return Part(config, shape, served), Part(config, shape, _to_checkpoint(draft, "layers.", "mtp.layers."))
 
 
-def _served(weights: Weights, prefix: str, renamed: str) -> Weights:
+def _to_checkpoint(weights: Weights, prefix: str, renamed: str) -> Weights:
     """By the names and in the order of Nemotron's checkpoint."""
     import torch
 

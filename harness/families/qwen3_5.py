@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import hybrid
 from .mtp import joined_layer
-from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, stored
+from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
 from .recipe import Family, Part, Recipe, llama_shape
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         },
     }
     renamed = {OF_HEAD.get(name, f"mtp.{name}"): tensor for name, tensor in draft.items()}
-    return Part(config, shape, stored(target)), Part(config, shape, stored(renamed))
+    return Part(config, shape, to_stored_weights(target)), Part(config, shape, to_stored_weights(renamed))
 
 
 FAMILY = Family(

@@ -124,7 +124,7 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         "mlp_only_layers": [],
     }
     renamed = {OF_HEAD.get(name, f"mtp.{name}"): tensor for name, tensor in draft.items()}
-    return Part(config, recipe.target, _served(target)), Part(config, recipe.target, _served(renamed))
+    return Part(config, recipe.target, _to_checkpoint(target)), Part(config, recipe.target, _to_checkpoint(renamed))
 
 
 def layers_config(recipe: Recipe) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def layers_config(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _served(weights: Weights) -> Weights:
+def _to_checkpoint(weights: Weights) -> Weights:
     """By the names and in the order of Qwen3-Next's checkpoint: the shared expert has another name, and what a key's head needs
     of each projection lies side by side."""
     found: Weights = {}
-    for name, tensor in stored(weights).items():
+    for name, tensor in to_stored_weights(weights).items():
         layer, mark, part = name.partition("linear_attn.in_proj_")
         if not mark:
             found[name.replace("shared_experts.", "shared_expert.")] = tensor
@@ -160,7 +160,7 @@ def _served(weights: Weights) -> Weights:
     return found
 
 
-def stored(weights: Weights) -> Weights:
+def to_stored_weights(weights: Weights) -> Weights:
     """As Qwen's checkpoints have them: norms less 1, but for that inside a layer with a state; convolutions with a channel."""
     found: Weights = {}
     for name, tensor in weights.items():

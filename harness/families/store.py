@@ -27,12 +27,12 @@ def checkpoints(name: str, dtype: Dtype = "float32") -> tuple[Path, Path]:
 
     dtype: the type that both name, for a target that computes in it whatever it is asked; weights are float32 on disk
     """
-    return _written(name, model_pair(name), dtype)
+    return _write_pair(name, model_pair(name), dtype)
 
 
 def other_checkpoints(name: str) -> tuple[Path, Path]:
     """The same with other weights, to be replaced by those of `whole_checkpoint`."""
-    return _written(name, other_pair(name))
+    return _write_pair(name, other_pair(name))
 
 
 def whole_checkpoint(name: str) -> Path:
@@ -50,7 +50,7 @@ def whole_checkpoint(name: str) -> Path:
             remedy="leave update_weights out, or use another model",
         )
     files = {"whole": checkpoint_files(llama.target_part(recipe, weights), recipe)}
-    return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
+    return _write_folder(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
 
 
 def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
@@ -59,7 +59,7 @@ def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
     inner: how wide the MLP is where it is loaded; SGLang's on a CPU is wider than the model's, by zeros"""
     weights = {
         f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight": matrix
-        for name, part in adapters.widened(adapters.made(model, adapter), inner).items()
+        for name, part in adapters.pad_adapter(adapters.make_adapter(model, adapter), inner).items()
         for side, matrix in (("A", part.down), ("B", part.up))
     }
     configuration = {
@@ -70,19 +70,19 @@ def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
     }
     files = {"adapter_config.json": json.dumps(configuration).encode(), "adapter_model.safetensors": save(weights)}
     name = f"{model}-{model_pair(model).digest[:16]}-adapter-{adapter.seed}-{adapter.rank}-{adapter.on}-{inner}"
-    return _kept(cache_folder("models") / name, {"adapter": files}) / "adapter"
+    return _write_folder(cache_folder("models") / name, {"adapter": files}) / "adapter"
 
 
-def _written(name: str, pair: ModelPair, dtype: Dtype = "float32") -> tuple[Path, Path]:
+def _write_pair(name: str, pair: ModelPair, dtype: Dtype = "float32") -> tuple[Path, Path]:
     recipe = RECIPES[name]
     target, draft = family_of(recipe).checkpoint(recipe, pair.target, pair.draft)
     files = {"target": checkpoint_files(target, recipe, dtype), "draft": checkpoint_files(draft, recipe, dtype)}
     of_type = "" if dtype == "float32" else f"-{dtype}"
-    final = _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}{of_type}", files)
+    final = _write_folder(cache_folder("models") / f"{name}-{pair.digest[:16]}{of_type}", files)
     return final / "target", final / "draft"
 
 
-def _kept(final: Path, files: dict[str, dict[str, bytes]]) -> Path:
+def _write_folder(final: Path, files: dict[str, dict[str, bytes]]) -> Path:
     """The folder, with these files in it: part -> file -> contents."""
     if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
         scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))

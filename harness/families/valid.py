@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, expanded
+from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, expand_samples
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
@@ -181,7 +181,7 @@ def check_case(case: Case, origin: str) -> None:
     if unknown:
         raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", nearest(unknown[0], FEATURES))
     for dimension in sorted(DIMENSIONS.values(), key=lambda one: one.of_sent):
-        for cause, remedy in dimension.refusals(expanded(case) if dimension.of_sent else case):
+        for cause, remedy in dimension.refusals(expand_samples(case) if dimension.of_sent else case):
             raise _refuse(f"{origin}: {cause}", remedy)
 
 

@@ -59,7 +59,7 @@ class ModelPair:
 def model_pair(name: str) -> ModelPair:
     """The weights of the recipe called `name`. Raises KeyError for an unknown name."""
     kept = os.environ.get("EAGLETWIN_WEIGHTS")
-    return _digested(*_kept(Path(kept) / f"{name}.safetensors")) if kept else _pair(RECIPES[name])
+    return _make_pair(*_load_weights(Path(kept) / f"{name}.safetensors")) if kept else _pair(RECIPES[name])
 
 
 @lru_cache(maxsize=8)
@@ -72,13 +72,13 @@ def served_pair(name: str, dtype: Dtype) -> ModelPair:
     if dtype == "float32":
         return pair
 
-    def rounded(weight: str, tensor: Tensor) -> Tensor:
+    def round_weight(weight: str, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
         less = family_of(recipe).norms_less if weight.endswith("norm.weight") else 0
         return (tensor - less).to(getattr(torch, dtype)).float() + less
 
-    target, draft = ({key: rounded(key, tensor) for key, tensor in part.items()} for part in (pair.target, pair.draft))
+    target, draft = ({key: round_weight(key, tensor) for key, tensor in part.items()} for part in (pair.target, pair.draft))
     return ModelPair(target, draft, pair.digest)
 
 
@@ -99,7 +99,7 @@ def keep(folder: Path) -> None:
         )
 
 
-def _kept(file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _load_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     if not file.is_file():
         raise InputError(
             f"$EAGLETWIN_WEIGHTS names a folder without {file.name}",
@@ -113,7 +113,7 @@ def _kept(file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return parts["target"], parts["draft"]
 
 
-def _digested(target: dict[str, Tensor], draft: dict[str, Tensor]) -> ModelPair:
+def _make_pair(target: dict[str, Tensor], draft: dict[str, Tensor]) -> ModelPair:
     digest = hashlib.sha256()
     for part, tensors in (("target", target), ("draft", draft)):
         for weight_name, tensor in sorted(tensors.items()):
@@ -142,7 +142,7 @@ def _pair(recipe: Recipe) -> ModelPair:
 
     draft = family_of(recipe).draft_weights(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
-    return _digested(target, draft)
+    return _make_pair(target, draft)
 
 
 # Greedy answers of a recipe's target, by the reference alone.

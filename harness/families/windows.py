@@ -40,10 +40,12 @@ def with_windows(shape: LlamaShape, back: int, *, draft: bool = False) -> LlamaS
 
 def both_windows(long: Recipe, ending_share: float) -> tuple[Recipe, Recipe]:
     """The recipe, and the one whose windows end, which has another min_share."""
-    return _windowed(long, long.name, WINDOW), replace(_windowed(long, f"{long.name}-window", ENDING), min_share=ending_share)
+    return _with_window(long, long.name, WINDOW), replace(
+        _with_window(long, f"{long.name}-window", ENDING), min_share=ending_share
+    )
 
 
-def _windowed(recipe: Recipe, name: str, back: int) -> Recipe:
+def _with_window(recipe: Recipe, name: str, back: int) -> Recipe:
     target, draft = with_windows(recipe.target, back), with_windows(recipe.draft, back, draft=True)
     return replace(recipe, name=name, target=target, draft=draft, window=back)
 

@@ -70,7 +70,7 @@ def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bound
     by_score = np.argsort(-np.take_along_axis(scores, nodes, 1), axis=1, kind="stable")
     selections.append((slice(0, total), np.take_along_axis(nodes, by_score, 1)))
     errors = _Errors(expanded, size, bounds)
-    *of_steps, final = _ranked(scores, errors, selections)
+    *of_steps, final = _rank_choices(scores, errors, selections)
     for ranked in final:  # a set: what matters is the edge between the last that is in it and the first that is not
         ranked.ties = ranked.unsure_at_the_edge
     return [
@@ -112,7 +112,7 @@ class _Errors:
         return error
 
 
-def _ranked(scores: Array, errors: _Errors, selections: Sequence[tuple[slice, Array]]) -> list[list[Ranked]]:
+def _rank_choices(scores: Array, errors: _Errors, selections: Sequence[tuple[slice, Array]]) -> list[list[Ranked]]:
     """Several choices, each by round: among which candidates, and the engine's best of them [C, n], in its order."""
     best = []
     for among, actual in selections:
@@ -127,12 +127,12 @@ def _ranked(scores: Array, errors: _Errors, selections: Sequence[tuple[slice, Ar
     apart = np.split(errors.between(firsts, seconds), ends[:-1], 1)
     count = len(selections)
     return [
-        _judged(scores, actual, *leaders, near, far)
+        _judge_choice(scores, actual, *leaders, near, far)
         for (_, actual), leaders, near, far in zip(selections, best, apart[:count], apart[count:], strict=True)
     ]
 
 
-def _judged(scores: Array, actual: Array, values: Array, leaders: Array, near: Array, far: Array) -> list[Ranked]:
+def _judge_choice(scores: Array, actual: Array, values: Array, leaders: Array, near: Array, far: Array) -> list[Ranked]:
     """One choice, by round. actual [C, n]; values and leaders: the best scores and whose they are [C, n(+1)]; how far the
     difference of two neighbours among them may be off: near, and that of what is expected and actual: far."""
     count = actual.shape[1]

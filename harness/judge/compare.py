@@ -218,7 +218,7 @@ class Compare:
         self._waiting = 0
         self._away = False
 
-    def settled(self) -> Findings:
+    def finish(self) -> Findings:
         """The results of all comparisons."""
         self._settle()
         return self._findings
@@ -273,12 +273,12 @@ class Compare:
             if rule not in self._without and not self._away:
                 self._scope.unseen[rule] += times
 
-    def decided(self, choices: int, ties: int) -> None:
+    def count_decisions(self, choices: int, ties: int) -> None:
         """Decisions of verify that were looked at by their coins, and how many of them no engine's rounding decides."""
         self._findings.choices += choices
         self._findings.ties += ties
 
-    def relaxed(self) -> None:
+    def count_relaxed(self) -> None:
         """A token is another than plain decode has, as is declared of penalties."""
         self._findings.relaxed += 1
 
@@ -327,7 +327,7 @@ class Compare:
         shown = Exhibit(name=lambda n: f"{rows} {first + n}", wrong=wrong, expected=expected, actual=actual)
         self.report(place, rule, index, expected[at], actual[at], why, shown)
 
-    def ranked(self, place: Place, rule: str, ranked: Ranked, name: str) -> None:
+    def ranking(self, place: Place, rule: str, ranked: Ranked, name: str) -> None:
         """An ordered choice of candidates, which choices.py has looked at; report the first that is surely wrong."""
         if not self.on(rule):
             return
@@ -370,7 +370,7 @@ class Compare:
             self._floats.append(_Floats(self._rank, place, rule, expected, actual, row, scale, parts))
             self._wait(rows)
 
-    def stored(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
+    def stored_rows(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
         """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude.
 
         Of latent rows [n, 1, L, 1, D] so are the latent vector and the turned key behind it. What left a window is not there to

@@ -1,6 +1,6 @@
 """Whether a trace holds everything that a run leaves: a tap that stopped recording must not make a wrong worker look right.
 
-Called by the judge: `unrecorded` before it compares, `missing` when nothing diverged. They look at which records and rows are
+Called by the judge: `find_gaps` before it compares, `missing` when nothing diverged. They look at which records and rows are
 there, never at their values.
 """
 
@@ -21,14 +21,14 @@ _Consumed = Callable[[Round, int, list[int]], list[int]]
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
-def unrecorded(trace: Trace) -> str:
+def find_gaps(trace: Trace) -> str:
     """Which request finished without a record of its work, as where recording is switched off: what it emitted would be held to
     a replay that begins and ends with its prompt. Empty if there is none."""
     worked = {record.request for record in trace.header.records if record.stage == "prefill"}
     for record in trace.header.records:
         if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
             return f"request {record.request} finished, and no record says what was computed for it: nothing was recorded"
-    uncounted = _uncounted(trace)
+    uncounted = _uncounted_batches(trace)
     if uncounted or trace.header.case.engine.sglang.adaptive is None or isinstance(trace.header.served, ServedModel):
         return uncounted  # a recording of a server has its request's records alone
     return _steps(trace)
@@ -99,7 +99,7 @@ def missing(trace: Trace, model: Model) -> str:
     return ""
 
 
-def _uncounted(trace: Trace) -> str:
+def _uncounted_batches(trace: Trace) -> str:
     """Whether an abort inside a step says how many batches were launched and looked at: which result is the last follows."""
     records, under_way = trace.header.records, int(trace.header.engine.overlap)
     launched = [record.iteration for record in records if record.stage == "batch"]
@@ -189,7 +189,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     if record.stage == "verify":
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
-        if case.sampled(record.request) is not None:
+        if case.sampling_of(record.request) is not None:
             made = ("target_probabilities", "target_logits") if trace.header.has_logits else ("target_probabilities",)
             due |= dict.fromkeys(made, (0, numbers["accept_len"]))
             due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)

@@ -58,7 +58,7 @@ class Context:
         number = self.numbers.get(Key(record.request, record.round, boundary, step, attempt=attempt))
         return None if number is None else self.trace.integers(number, "table")
 
-    def committed(self, number: int, record: Record) -> int:
+    def committed_rows(self, number: int, record: Record) -> int:
         """How many rows of a request a record committed."""
         if record.stage == "target.extend":
             return len(self.chunk(number, record))

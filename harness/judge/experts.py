@@ -171,7 +171,7 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
             continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
         prefixes = of_stories[record.request][seen:]
-        for row, index in _committed(record, replay, len(chosen)):
+        for row, index in _committed_rows(record, replay, len(chosen)):
             if row >= len(prefixes) or index >= len(chosen):
                 continue
             before = found.rows[part].own.get((record.request, row))
@@ -182,7 +182,7 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
     return found
 
 
-def _committed(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
+def _committed_rows(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
     """Which committed rows a forward computed, and which of its own rows each is."""
     if record.stage in ("target.extend", "draft.extend"):
         yield from ((record.step + index, index) for index in range(count))

@@ -14,12 +14,12 @@ from eagletwin.reference.sampling import target_distribution
 
 from .model import model_of
 from .replay import RequestReplay, Round, impossible_requests
-from .request_logits import allowed, end_of, text_of
-from .rules.sessions import reached
+from .request_logits import allowed_tokens, end_of, text_of
+from .rules.sessions import session_evidence
 from .trees import parents_of
 
 
-def exercised(trace: Trace, replays: dict[str, RequestReplay]) -> tuple[str, ...]:
+def exercised_features(trace: Trace, replays: dict[str, RequestReplay]) -> tuple[str, ...]:
     """Names of the features, in the order of FEATURES."""
     evidence = Evidence(trace, replays)
     return tuple(name for name in FEATURES if PREDICATES[name](evidence))
@@ -49,7 +49,7 @@ class Evidence:
             batches.setdefault(record.iteration, set()).add(record.request)
         self.decoded = [batches[iteration] for iteration in sorted(batches)]
         self.neighbours = list(itertools.pairwise(self.decoded))
-        self.sessions = reached(trace, replays)
+        self.sessions = session_evidence(trace, replays)
         self.first, self.restarts = _begun(trace.header.records)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.requests = {request.id: request for request in self.case.requests}
@@ -172,11 +172,11 @@ class Evidence:
         parents, last = parents_of(self.case, round), round.path[-1] if round.path else 0
         tokens = [round.drafted[node - 1] for node, parent in enumerate(parents or ()) if parent == last]
         chances = self.trace.tensor(number, "target_probabilities")[-1]
-        return self.case.sampled(record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
+        return self.case.sampling_of(record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
 
     def min_p_cuts(self, record: Record) -> bool:
         """Whether min_p left fewer tokens, after an accepted node, than top_k and top_p."""
-        sampling, replay = self.case.sampled(record.request), self.replays[record.request]
+        sampling, replay = self.case.sampling_of(record.request), self.replays[record.request]
         if sampling is None or not sampling.min_p or replay.target_rows is None:
             return False
         round = replay.rounds[record.round]
@@ -223,7 +223,7 @@ class Evidence:
     def refused(self, record: Record) -> bool:
         size, backend, grammar = model_of(self.trace.header).vocab_size, self.backend, self.grammars.get(record.request)
         return grammar is not None and any(
-            not allowed(grammar, text_of(grammar, sent, backend) or "", size, backend)[token]
+            not allowed_tokens(grammar, text_of(grammar, sent, backend) or "", size, backend)[token]
             for sent, token in self.drafted(record)
         )
 
@@ -328,7 +328,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),
     "sampled_verify": lambda run: any(
-        "coins" in record.tensors and run.case.sampled(record.request) is not None for record in run.verified
+        "coins" in record.tensors and run.case.sampling_of(record.request) is not None for record in run.verified
     ),
     "coin_refuses": lambda run: any(
         run.coin_refuses(n, record) for n, record in run.records if "target_probabilities" in record.tensors
@@ -336,7 +336,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
     "impossible": lambda run: bool(impossible_requests(run.trace, run.replays)),
     "mixed_sampling": lambda run: any(
-        {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
+        {run.case.sampling_of(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),
     "abort_in_prefill": lambda run: bool(run.aborted & run.unfinished_prefills()),
     "abort_in_decode": lambda run: bool(run.aborted & {record.request for record in run.verified}),

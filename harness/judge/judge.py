@@ -26,15 +26,15 @@ from eagletwin.harness.families.weights import model_pair
 from . import rules
 from .bounds import FLOAT32, bounds_of, quiet_arithmetic
 from .compare import Findings, Scope
-from .completeness import absent_number, missing, unrecorded
+from .completeness import absent_number, find_gaps, missing
 from .context import Context, Rules
 from .experts import Nudge, Ties, follows_from_experts, nudges
-from .features import exercised
+from .features import exercised_features
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .replay import NoReference, RequestReplay, replay_requests
 from .rules import catalogue
-from .rules.sessions import as_asked
+from .rules.sessions import with_full_prompts
 
 # The order of the rules that look at one record: of two divergences at one place the first one's is the cause. Files that are
 # not named here come last.
@@ -81,12 +81,12 @@ class RequestJudge:
         for number, record in enumerate(context.trace.header.records):
             impossible = context.impossible.get(record.request)
             behind = impossible is not None and number > impossible.number
-            with context.compare.looking_at(record, context.committed(number, record), away=behind):
+            with context.compare.looking_at(record, context.committed_rows(number, record), away=behind):
                 for check in self._checks[record.stage]:
                     check(number, record)
         for check in self._checks["end"]:
             check()
-        return context.compare.settled()
+        return context.compare.finish()
 
 
 # Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
@@ -230,13 +230,13 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     rule, end = _unusual_end(trace.header)
     if absent := next(filter(None, map(absent_number, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or f"the trace is not complete: {absent}")
-    trace = as_asked(trace)
-    if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
+    trace = with_full_prompts(trace)
+    if blank := next(filter(None, map(find_gaps, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:
         findings, by_rank = _with_ties_of_experts(trace, without, view)
         with quiet_arithmetic():
-            reached = exercised(trace, by_rank[0])
+            reached = exercised_features(trace, by_rank[0])
     except NoReference as error:
         return Verdict(status="unknown", rule=rule, reason=end or str(error), undecided=not end)
     except Exception as error:
@@ -253,7 +253,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         doubt = _reason_for_doubt(trace, verdict, view)
     except Exception as error:
         doubt = _judge_failure(error)
-    undecided = "" if doubt else _undecided(trace, verdict)
+    undecided = "" if doubt else _why_undecided(trace, verdict)
     reason = doubt or undecided or verdict.gap or _missing_feature(trace, reached)
     if not reason:
         unseen = [change.headline for change in trace.changes if change.headline]
@@ -271,7 +271,7 @@ def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -
 
 def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, RequestReplay]]]:
     """The comparisons, with ties in choices of experts decided as the engine decided them, if that makes all of them good."""
-    findings, by_rank = compared(trace, without, view)
+    findings, by_rank = compare_trace(trace, without, view)
     divergences = findings.in_order()
     if not divergences or not model_of(trace.header).numbers:
         return findings, by_rank
@@ -286,7 +286,7 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
                 moved[largest] = _moves(trace, view, exact, largest)
             if not moved[largest]:
                 continue
-        others, by_rank_so = compared(trace, without, view, ties)
+        others, by_rank_so = compare_trace(trace, without, view, ties)
         others.excuses.append(((), of_experts(ties)))
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
@@ -308,7 +308,7 @@ def _moves(trace: Trace, view: View, exact: list[dict[str, RequestReplay]], nudg
     return any(replay.said() != other.said() for replay, other in pairs)
 
 
-def compared(
+def compare_trace(
     trace: Trace, without: frozenset[str], view: View, ties: Ties = None
 ) -> tuple[Findings, list[dict[str, RequestReplay]]]:
     """The comparisons of all ranks, and of each rank the replays by request. Raises whatever a trace without sense leads to.
@@ -407,7 +407,7 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
     return ""
 
 
-def _undecided(trace: Trace, verdict: Verdict) -> str:
+def _why_undecided(trace: Trace, verdict: Verdict) -> str:
     """Why too few of the comparisons could have failed; empty if enough of them could."""
     if not model_of(trace.header).numbers:
         return ""

@@ -19,10 +19,10 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, V
 
 from .bounds import FLOAT32, Bounds, bounds_of
 from .compare import Exhibit
-from .judge import all_divergences, compared
+from .judge import all_divergences, compare_trace
 from .model import model_of
 from .replay import RequestReplay
-from .rules.sessions import as_asked
+from .rules.sessions import with_full_prompts
 
 # A diverged trace looked at once more, with all that a verdict leaves out: every divergence, the numbers around the first, and
 # what the reference says of each request. For the argument and the page; what is judged is the same.
@@ -50,8 +50,8 @@ def rejudge_with_context(trace: Trace, verdict: Verdict) -> DivergenceContext | 
     if first is None:
         return None
     try:
-        trace = as_asked(trace)
-        findings, by_rank = compared(trace, without, _view(verdict))
+        trace = with_full_prompts(trace)
+        findings, by_rank = compare_trace(trace, without, _view(verdict))
     except Exception as error:  # the verdict stands, so a report of it must come out, and say what it lacks
         failure = f"the judge failed when it looked at the trace again: {type(error).__name__}: {error}"
         return DivergenceContext(trace, (first,), None, {}, failure)
@@ -146,7 +146,7 @@ def _of_rows(context: DivergenceContext, found: Divergence, exhibit: Exhibit) ->
 
 def _whole(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds: Bounds, parts: int) -> str:
     """The rows that agree in all their parts."""
-    return _named([names[at] for at in np.flatnonzero(_alike(everybodys, actual, bounds, parts).all(1))], own)
+    return _describe_nearest([names[at] for at in np.flatnonzero(_alike(everybodys, actual, bounds, parts).all(1))], own)
 
 
 def _half(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds: Bounds, parts: int) -> str:
@@ -154,7 +154,7 @@ def _half(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds
     alike = _alike(everybodys, actual, bounds, parts)
     half, found = parts // 2, []
     for which, columns in (("its keys are", slice(0, half)), ("its values are", slice(half, parts))):
-        owners = _named([names[at] for at in np.flatnonzero(alike[:, columns].all(1))], own)
+        owners = _describe_nearest([names[at] for at in np.flatnonzero(alike[:, columns].all(1))], own)
         found += [f"{which} {owners}"] if owners else []
     return "; ".join(found)
 
@@ -170,7 +170,7 @@ def _alike(everybodys: Array, actual: Array, bounds: Bounds, parts: int) -> Arra
     return alike
 
 
-def _named(rows: list[_Row], own: _Row) -> str:
+def _describe_nearest(rows: list[_Row], own: _Row) -> str:
     """The nearest of these rows, in words: of the same request first. Its own is none: it would not be wrong."""
 
     def distance(row: _Row) -> tuple[bool, int]:
@@ -214,7 +214,7 @@ def _rows(context: DivergenceContext, stored: bool) -> Iterator[tuple[_Row, Arra
         yield from _stored_of(name, replay) if stored else _states_of(name, replay)
     for number, record in _before(context):
         if record.request:
-            yield from _recorded(context.trace, number, record, stored)
+            yield from _recorded_rows(context.trace, number, record, stored)
 
 
 def _before(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
@@ -255,7 +255,7 @@ _STATES = ("hidden_in", "hidden_out", "path_hidden")
 _ENTRIES = {"target.verify": "node", "verify": "accepted node", "draft.decode": "branch"}  # what a forward's rows are called
 
 
-def _recorded(trace: Trace, number: int, record: Record, stored: bool) -> Iterator[tuple[_Row, Array]]:
+def _recorded_rows(trace: Trace, number: int, record: Record, stored: bool) -> Iterator[tuple[_Row, Array]]:
     """Rows of a record, as it has them: rejected nodes, rows of a draft's upper layers, and wrong ones that were handed on."""
     when = f"{STAGES[record.stage]} of round {record.round}" + (f", layer {record.layer}" if record.layer else "")
     of = f"of request {record.request}"
@@ -371,7 +371,7 @@ def _of_slots(context: DivergenceContext, exhibit: Exhibit) -> Provenance:
 def slot_owners(context: DivergenceContext) -> dict[int, str]:
     """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's."""
     held = {0: "slot 0, which takes padding"}
-    for number, record in _seen(context):
+    for number, record in _earlier_records(context):
         if record.stage == "batch" and "cached" in record.tensors:
             held |= dict.fromkeys(context.trace.integers(number, "cached"), "the prefix cache's")
             break  # the newest batch says what is cached now
@@ -379,7 +379,7 @@ def slot_owners(context: DivergenceContext) -> dict[int, str]:
         for column, slot in enumerate(table):
             if slot:
                 held.setdefault(slot, f"column {column} of request {request}")
-    for number, record in _seen(context):
+    for number, record in _earlier_records(context):
         for name in ("scratch_slots", "slots"):
             if record.request and name in record.tensors:  # of a row that is recorded as far as its tokens are committed
                 for slot in context.trace.integers(number, name):
@@ -387,7 +387,7 @@ def slot_owners(context: DivergenceContext) -> dict[int, str]:
     return held
 
 
-def _seen(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
+def _earlier_records(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
     """The records up to the iteration of the first divergence, the newest first; of the request that it is about, those before
     it."""
     found, before = context.divergences[0], {number for number, _ in _before(context)}
@@ -400,7 +400,7 @@ def tables_at(context: DivergenceContext) -> dict[str, list[int]]:
     """Each live request's row of req_to_token: the newest up to the iteration of the first divergence; of the request that this
     is about, the newest before it."""
     tables, gone = dict[str, list[int]](), set[str]()
-    for number, record in _seen(context):
+    for number, record in _earlier_records(context):
         if record.stage == "finished":
             gone.add(record.request)
         if "table" in record.tensors and record.request not in gone:

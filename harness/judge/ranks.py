@@ -59,12 +59,12 @@ def unlike(trace: Trace) -> str:
         for name in ("case", "weights", "ending") if trace.earlier else ("case", "weights", "inner", "ending"):
             if getattr(one.header, name) != getattr(header, name):
                 return f"rank {rank}'s trace is of another {name} than rank 0's"
-        if replace(one.header.engine, rank=0, **_own(header.engine)) != header.engine:
+        if replace(one.header.engine, rank=0, **_stage_facts(header.engine)) != header.engine:
             return f"rank {rank}'s trace is of another engine than rank 0's"
     return ""
 
 
-def _own(engine: EngineInfo) -> dict[str, Any]:
+def _stage_facts(engine: EngineInfo) -> dict[str, Any]:
     """What each stage of a pipeline says of itself alone."""
     return {"first_layer": engine.first_layer, "worker": engine.worker} if engine.pp > 1 else {}
 

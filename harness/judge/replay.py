@@ -25,7 +25,7 @@ from eagletwin.reference import growth
 from eagletwin.reference.chain import Recent, rows_behind
 from eagletwin.reference.draft_heads import FrozenHead, PlainDraft
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.layers import LowRank, adapted
+from eagletwin.reference.layers import LowRank, apply_adapter
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
@@ -165,14 +165,14 @@ class RequestReplay:
     @property
     def target(self) -> ReferenceRows:
         """Rows of the target. Raises ValueError if the reference has none."""
-        return self._computed(self.target_rows, "target")
+        return self._require_rows(self.target_rows, "target")
 
     @property
     def draft(self) -> ReferenceRows:
         """Rows of a draft of one layer. Raises ValueError if the reference has none."""
-        return self._computed(self.draft_rows, "draft")
+        return self._require_rows(self.draft_rows, "draft")
 
-    def _computed(self, rows: ReferenceRows | None, of: str) -> ReferenceRows:
+    def _require_rows(self, rows: ReferenceRows | None, of: str) -> ReferenceRows:
         if rows is None:
             raise ValueError(f"there are no rows of the {of} for request {self.name}")
         return rows
@@ -196,7 +196,7 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
     Of a recording they are not filled in: the reference has no weights for it."""
     case, dtype = trace.header.case, trace.header.engine.dtype
     model = model_of(trace.header, view)
-    by_request = _followed(trace, model)
+    by_request = _follow_trace(trace, model)
     if not model.numbers:
         return by_request
     for request in case.requests:
@@ -239,7 +239,7 @@ def _adapted_by(replay: RequestReplay) -> str:
     return "" if replay.adapter is None else repr(replay.adapter)
 
 
-def _followed(trace: Trace, model: Model) -> dict[str, RequestReplay]:
+def _follow_trace(trace: Trace, model: Model) -> dict[str, RequestReplay]:
     """The replays as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
     by_request = {one.id: RequestReplay(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
@@ -315,7 +315,7 @@ def _restore_lost_rounds(case: Case, by_request: dict[str, RequestReplay], retra
     for name, before, _ in retracted:
         tokens = by_request[name].tokens
         kept = min(len(before), len(tokens))
-        if case.sampled(name) is not None and before[:kept] != tokens[:kept]:
+        if case.sampling_of(name) is not None and before[:kept] != tokens[:kept]:
             raise NoReference(
                 f"request {name} lost a round in a retraction, and drew other tokens after it: there is no reference for what "
                 "the lost round committed"
@@ -328,7 +328,7 @@ def _chain(steps: int, replay: RequestReplay, drafted: list[int]) -> Round:
     return Round(steps, steps + 1, committed, replay.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
 
 
-def _undrafted(case: Case, replay: RequestReplay, drafted: list[int]) -> Round:
+def _undrafted_round(case: Case, replay: RequestReplay, drafted: list[int]) -> Round:
     """A round of a tree that nobody drafted: its nodes are the first candidates, and each step expands the first there are.
     SGLang's convention of pipelines, whose nodes are zeros in a request's first round."""
     chosen, expanded = list(range(case.verify_nodes - 1)), list(range((case.num_steps - 1) * case.topk))
@@ -354,7 +354,7 @@ def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int]
     if case.topk == 1:
         return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), replay, drafted)
     if trace.header.records[number].numbers.get("undrafted"):
-        return _undrafted(case, replay, drafted)
+        return _undrafted_round(case, replay, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
     unseen = not model.numbers and not consumed  # of a server in graphs
     if model.mtp_layers or unseen:  # no frontier was ever consumed
@@ -380,9 +380,10 @@ def _reference_target(model: str, dtype: Dtype, nudge: Nudge | None) -> Weights:
 def _adapted_target(model: str, dtype: Dtype, adapter: Adapter) -> Weights:
     """The same with an adapter: of a model without experts, whose choices may be nudged."""
     exact = {
-        name: LowRank(part.down.double(), part.up.double(), part.scale) for name, part in adapters.made(model, adapter).items()
+        name: LowRank(part.down.double(), part.up.double(), part.scale)
+        for name, part in adapters.make_adapter(model, adapter).items()
     }
-    return adapted(_reference_target(model, dtype, None), exact)
+    return apply_adapter(_reference_target(model, dtype, None), exact)
 
 
 @lru_cache(maxsize=8)

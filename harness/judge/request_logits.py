@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Penalties, Request, added
-from eagletwin.harness.core.grammar import WORDS, kind, rules_of, spelled, word
+from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Penalties, Request, logit_changes
+from eagletwin.harness.core.grammar import WORDS, kind, rules_of, tokenize_letters, word
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.grammar import Automaton
-from eagletwin.reference.sampling import held_back, penalized
+from eagletwin.reference.sampling import apply_penalties, held_back
 
 # A request's logits with its penalties on tokens that it was sent before, and its min_new_tokens (reference/sampling.py), one
 # row each.
@@ -28,7 +28,7 @@ def penalized_rows(request: Request, ends: int, tokens: Sequence[int], began: Ma
     for row, own in enumerate(torch.from_numpy(logits), first):
         before = tokens[first + 1 : began.get(row, row) + 1]
         sent = [token for token in before if 0 <= token < len(own)]
-        changed = penalized(own, sent, penalties.frequency, penalties.presence, penalties.repetition)
+        changed = apply_penalties(own, sent, penalties.frequency, penalties.presence, penalties.repetition)
         stops = [token for token in {*request.stop, ends} if token < len(own)]
         rows.append(held_back(changed, len(before), request.min_new_tokens, stops))
     found: Array = torch.stack(rows).numpy() if rows else logits
@@ -63,7 +63,7 @@ def text_of(grammar: Grammar, sent: Sequence[int], backend: GrammarBackend) -> s
     return text
 
 
-def allowed(grammar: Grammar, text: str, vocabulary: int, backend: GrammarBackend) -> Array:
+def allowed_tokens(grammar: Grammar, text: str, vocabulary: int, backend: GrammarBackend) -> Array:
     """Which tokens may come after a text [V]: those that go on with it, and those that end it where it is whole."""
     only = _only(grammar, text) if backend == "llguidance" else None
     if only is not None:
@@ -79,8 +79,8 @@ def _only(grammar: Grammar, text: str) -> int | None:
     """The token with which a tokenizer writes what must follow a text; None: more than one letter may follow, or the first
     token depends on what comes then."""
     automaton = _automaton(grammar)
-    letters = automaton.forced(text)
-    tokens = spelled(letters)
+    letters = automaton.forced_text(text)
+    tokens = tokenize_letters(letters)
     for own in range(max(0, len(letters) - _LONGEST), len(letters)):
         before, rest = text + letters[:own], letters[own:]
         if any(longer.startswith(rest) and longer != rest and automaton.begins(before + longer) for longer in WORDS):
@@ -105,7 +105,7 @@ def constrained_rows(tokens: Sequence[int], first: int, grammar: Grammar, backen
         text = text_of(grammar, tokens[first + 1 : first + 1 + n], backend)
         if text is None:
             break
-        own[~allowed(grammar, text, len(own), backend)] = -np.inf
+        own[~allowed_tokens(grammar, text, len(own), backend)] = -np.inf
     return rows
 
 
@@ -121,7 +121,7 @@ def apply_request_logit_changes(
     began  of a row of a round the row that the round began with: what was sent before that counts for its penalties; empty: a
            row counts all that was sent before it, as one token at a time is decoded
     """
-    more = added(request, logits.shape[-1])
+    more = logit_changes(request, logits.shape[-1])
     if more is None and not request.penalized and request.grammar is None:
         return None
     first = len(request.prompt) - 1
@@ -152,6 +152,6 @@ def before_additions(request: Request, row: Array) -> Array:
     The error of a computed logit is a share of the row's largest. An addition is rounded once and makes no other logit less
     certain, also where it is -100. A token that the processor forbids keeps its -inf.
     """
-    more = np.array(added(request, len(row)) or [0.0] * len(row))
+    more = np.array(logit_changes(request, len(row)) or [0.0] * len(row))
     before: Array = np.where(np.isfinite(more), row - np.where(np.isfinite(more), more, 0), row)
     return before

@@ -25,7 +25,7 @@ from .bounds import Bounds, bounds_of, log_scale, logs, magnitude, quiet_arithme
 from .model import model_of
 from .replay import RequestReplay, replay_requests
 from .request_logits import before_additions
-from .rules.sessions import as_asked
+from .rules.sessions import with_full_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                     shapes = f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}"
                     found.append(TensorDifference(f"{where}, {part}", *shapes, bits=False))
                 elif not torch.equal(one, two):
-                    one, two = _without_shared(one, two)
+                    one, two = _mask_equal_nonfinite(one, two)
                     if torch.equal(one, two):
                         continue
                     share = None
@@ -127,7 +127,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _without_shared(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+def _mask_equal_nonfinite(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
     """Both with 0 where both have the same bits of no finite number: a NaN is unequal to itself, and here it is the same."""
     if one.dtype != two.dtype or not one.is_floating_point():
         return one, two
@@ -214,7 +214,7 @@ class Distances:
             made.append((trace.tensor(at, "target_logits").double(), trace.tensor(at, "target_probabilities").double()))
             if made[-1][0].shape != made[-1][1].shape:
                 return np.zeros(1)
-        sampling = self._trace.header.case.sampled(self._trace.header.records[number].request) or Sampling()
+        sampling = self._trace.header.case.sampling_of(self._trace.header.records[number].request) or Sampling()
         kept = (made[0][1] > 0) & (made[1][1] > 0)
         off = []
         for logits, actual in made:
@@ -262,9 +262,9 @@ class Distances:
         record, case = self._trace.header.records[number], self._trace.header.case
         try:
             replay = self._stories()[record.request]
-            sampling = case.sampled(record.request) or Sampling()
+            sampling = case.sampling_of(record.request) or Sampling()
             if name == "proposal_probabilities":
-                return log_scale(replay.draft.logits[_committed(record, replay) - 1][None])
+                return log_scale(replay.draft.logits[_committed_length(record, replay) - 1][None])
             if name == "candidate_scores":
                 return replay.choices[record.round].sizes
             if name == "draft_probabilities":
@@ -280,13 +280,13 @@ class Distances:
             self._known = {}
             if self._trace.header.weights == model_pair(self._trace.header.case.model).digest:
                 try:
-                    self._known = replay_requests(as_asked(self._trace), "slot_layout")
+                    self._known = replay_requests(with_full_prompts(self._trace), "slot_layout")
                 except (LookupError, ValueError, RuntimeError):  # the judge calls such a trace unknown
                     self._known = {}
         return self._known
 
 
-def _committed(record: Record, replay: RequestReplay) -> int:
+def _committed_length(record: Record, replay: RequestReplay) -> int:
     """M when an extend is over: row M-1 proposes."""
     return record.numbers["end"] if record.stage == "prefill" else replay.rounds[record.round].end
 

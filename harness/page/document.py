@@ -192,7 +192,7 @@ class Document(Struct, frozen=True, kw_only=True):
         return self.kind or {"equal": "right", "diverged": "wrong"}.get(self.status, "doubt")
 
     @property
-    def filled(self) -> "Document":
+    def without_empty(self) -> "Document":
         """The same without empty tables and empty sections."""
         sections = (
             replace(section, tables=tuple(table for table in section.tables if table.rows))

@@ -35,7 +35,7 @@ def text_of(document: Document, columns: int, *, verbose: bool = False) -> str:
     lines = [f"{document.status.upper()}  {document.title}"]
     lines += fold(f"NOT SEEN  {document.reason}", columns, "", " " * 10) if document.reason else []
     lines += ["", *(line for text in (document.headline, *document.lines) for line in fold(text, columns))]
-    for section in document.filled.sections:
+    for section in document.without_empty.sections:
         if verbose or section.brief is None:
             lines += ["", *_section_text(section, columns)]
         else:
@@ -77,7 +77,7 @@ def _table_text(table: Table, columns: int) -> Iterator[str]:
     from rich.text import Text
 
     cells = [[Text(cell.text, _STYLES.get(cell.kind, "")) for cell in one.cells] for one in table.rows]
-    yield from drawn(table.header, cells, columns - 2).splitlines()
+    yield from draw_table(table.header, cells, columns - 2).splitlines()
     yield from fold(table.note, columns, "    ")
 
 
@@ -85,10 +85,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout. Cells are rich markup."""
     from rich.text import Text
 
-    print(drawn(header, [[Text.from_markup(cell) for cell in one] for one in rows], width()), end="", flush=True)
+    print(draw_table(header, [[Text.from_markup(cell) for cell in one] for one in rows], width()), end="", flush=True)
 
 
-def drawn(header: Sequence[str], rows: "Sequence[Sequence[Text]]", most: int) -> str:
+def draw_table(header: Sequence[str], rows: "Sequence[Sequence[Text]]", most: int) -> str:
     """A table of the natural width, or where that is more than the terminal's, narrowed by breaking cells between words. A word
     is never broken: if even that is too wide, so is the table. Coloured on a terminal alone."""
     from rich import box
@@ -146,7 +146,7 @@ def code(text: str) -> str:
 def markdown_of(document: Document) -> str:
     """The whole comment: what was found, with its case; what else came out; what ran. No path of this machine is in it,
     unless a sentence names one."""
-    sections = document.filled.sections
+    sections = document.without_empty.sections
     lines = [f"## eagletwin: {plain(document.status.lower())}", "", f"**{plain(document.headline)}**", ""]
     lines += [f"**Not seen**: {plain(document.reason)}.", ""] if document.reason else []
     for item in (item for section in sections if section.found for item in section.items):
@@ -220,7 +220,7 @@ def html_of(page: Document) -> str:
         _environment()
         .get_template("page.html")
         .render(
-            page=page.filled,
+            page=page.without_empty,
             style=(_TEMPLATES / "page.css").read_text(encoding="utf-8"),
             program=program,
             program_digest=digest,

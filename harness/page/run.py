@@ -60,7 +60,7 @@ def tables_of(context: DivergenceContext, owners: Provenance | None) -> tuple[Ta
     return (_rows(context, exhibit, whose), _elements(exhibit))
 
 
-def _shown(wrong: Sequence[int], count: int) -> list[int]:
+def _select_rows(wrong: Sequence[int], count: int) -> list[int]:
     """Rows around the wrong ones, the first ones first if they are too many."""
     near = sorted({n for at in wrong[:_MOST] for n in range(at - _AROUND, at + _AROUND + 1) if 0 <= n < count})
     return near[:_MOST]
@@ -73,7 +73,7 @@ def _note(shown: int, count: int, wrong: int) -> str:
 
 def _integers(exhibit: Exhibit, whose: dict[int, str], slots: dict[int, str]) -> Table:
     assert isinstance(exhibit.actual, list)
-    at, wrong = _shown(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}
+    at, wrong = _select_rows(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}
     named = bool(slots) or any(n in whose for n in at)
     rows = []
     for n in at:
@@ -107,7 +107,7 @@ def _rows(context: DivergenceContext, exhibit: Exhibit, whose: dict[int, str]) -
     assert not isinstance(exhibit.expected, list)
     header = context.trace.header
     bounds = bounds_of(header.engine.dtype, header.case.model) if model_of(header).numbers else FLOAT32
-    at, wrong, parts = _shown(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}, exhibit.parts
+    at, wrong, parts = _select_rows(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}, exhibit.parts
     expected, actual = exhibit.expected[at], exhibit.actual[at].astype(np.float64)
     scale = None if exhibit.scale is None else exhibit.scale[at]
     share = bounds.error_of(expected.reshape(len(at) * parts, -1), actual.reshape(len(at) * parts, -1), scale)
@@ -132,7 +132,7 @@ def _elements(exhibit: Exhibit) -> Table:
     first = exhibit.wrong[0]
     expected, actual = exhibit.expected[first], exhibit.actual[first].astype(np.float64)
     rows = []
-    for n in _shown([exhibit.element], len(actual)):
+    for n in _select_rows([exhibit.element], len(actual)):
         off = abs(float(actual[n]) - float(expected[n]))
         farthest = "wrong" if n == exhibit.element else ""
         said = TableCell(f"{float(actual[n]):.6g}", farthest)
@@ -160,7 +160,7 @@ def _slots(context: DivergenceContext, exhibit: Exhibit) -> tuple[Table, ...]:
     if not columns or not most:
         return ()
     wrong = {int(exhibit.actual[n]) for n in exhibit.wrong}
-    at = _shown(columns, max(most, max(columns) + 1))[:_MOST_COLUMNS]
+    at = _select_rows(columns, max(most, max(columns) + 1))[:_MOST_COLUMNS]
     rows = []
     for request, own in tables.items():
         slots = [own[column] if column < len(own) else None for column in at]

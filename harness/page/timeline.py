@@ -35,7 +35,7 @@ def timeline_of(traces: Sequence[Trace], divergences: Sequence[Divergence] = ())
     for number, trace in enumerate(traces):
         for request in trace.header.case.requests:
             name = request.id if len(traces) == 1 else f"{request.id} ({number + 1})"
-            notes[name] = _asked(request)
+            notes[name] = _describe_request(request)
         rounds += _read(trace, "" if len(traces) == 1 else f" ({number + 1})", marks, brief=rounds >= _MOST_ROUNDS)
         if number == 0:
             _mark_wrong(divergences, "" if len(traces) == 1 else " (1)", marks)
@@ -55,7 +55,7 @@ def _marks_by_column(lane: dict[int, list[Mark]], place: dict[int, int]) -> tupl
     return tuple(replace(mark, at=place[iteration]) for iteration in sorted(lane) for mark in lane[iteration])
 
 
-def _asked(request: Request) -> str:
+def _describe_request(request: Request) -> str:
     sampled = ", samples" if request.sampling is not None else ""
     return f"prompt {len(request.prompt)}, new {request.max_new_tokens}{sampled}"
 
@@ -209,7 +209,7 @@ def trees_of(context: DivergenceContext) -> tuple[TreePicture, ...]:
             sides[1].wrong.add(candidate)
             sides[0].notes.setdefault(candidate, _short(found.expected))
             sides[1].notes.setdefault(candidate, _short(found.actual))
-    return _drawn("Expected", sides[0]), _drawn("Actual", sides[1])
+    return _draw_tree("Expected", sides[0]), _draw_tree("Actual", sides[1])
 
 
 def _short(text: str) -> str:
@@ -293,7 +293,7 @@ def _annotate(found: Divergence, exhibit: Exhibit, sides: tuple[_Side, _Side]) -
                 side.wrong.add(candidate)
 
 
-def _drawn(title: str, side: _Side) -> TreePicture:
+def _draw_tree(title: str, side: _Side) -> TreePicture:
     tree = side.tree
     shown = {one for known in (tree.node, tree.expanded, tree.marks, side.wrong) for one in known if one != ROOT}
     for candidate in list(shown):

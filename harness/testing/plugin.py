@@ -172,7 +172,7 @@ def gpu_of_worker() -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture of the test: what one of them checks is checked as the test's marker says."""
-    begun = item.config.stash[_ASKED] = _asked(item)
+    begun = item.config.stash[_ASKED] = _marker_options(item)
     twin = item.config.stash.get(_TWIN, None)
     if twin is not None:
         twin.begin(**begun)
@@ -190,27 +190,27 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     except unittest.SkipTest as error:
         twin = item.config.stash.get(_TWIN, None)
         if twin is not None and str(error).startswith("Hypothesis has been told"):  # to run nothing, and has nothing to replay
-            _must_have_replayed(item, twin)
+            _require_replay(item, twin)
         raise
     except Exception as error:
         twin = item.config.stash.get(_TWIN, None)
-        if twin is None or not twin.late or not _starved(error):
+        if twin is None or not twin.late or not _is_exhausted(error):
             raise
         _must_have_run_enough(item, twin)
-        if _cases_asked(item) is None:  # what Hypothesis ran is a part of the test, and the rest of it was not run
+        if _max_examples(item) is None:  # what Hypothesis ran is a part of the test, and the rest of it was not run
             raise
     twin = item.config.stash.get(_TWIN, None)
     if twin is not None:
         _must_have_run_enough(item, twin)
-        _must_have_replayed(item, twin)
-        _must_have_finished(twin)
-        _must_have_compared(item, twin)
+        _require_replay(item, twin)
+        _require_finish(twin)
+        _require_comparison(item, twin)
         if twin.unrun:
             pytest.fail(f"eagletwin: cannot tell, of any case of this test: {twin.unrun}. {_IDLE_CHANGES}", pytrace=False)
     return result
 
 
-def _starved(error: Exception) -> bool:
+def _is_exhausted(error: Exception) -> bool:
     """Whether Hypothesis gave up because too many cases were rejected, as all are when a test's time is up."""
     hypothesis = sys.modules.get("hypothesis")
     return hypothesis is not None and isinstance(error, hypothesis.errors.FailedHealthCheck | hypothesis.errors.Unsatisfiable)
@@ -218,7 +218,7 @@ def _starved(error: Exception) -> bool:
 
 def _must_have_run_enough(item: pytest.Item, twin: "Twin") -> None:
     """Fail the test if its time was up before it had run enough cases."""
-    least, cases = item.config.getoption("--eagletwin-min-cases"), _cases_asked(item)
+    least, cases = item.config.getoption("--eagletwin-min-cases"), _max_examples(item)
     if cases is not None:
         least = min(least, cases)
     if twin.late and twin.looked < least:
@@ -231,7 +231,7 @@ def _must_have_run_enough(item: pytest.Item, twin: "Twin") -> None:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-def _must_have_replayed(item: pytest.Item, twin: "Twin") -> None:
+def _require_replay(item: pytest.Item, twin: "Twin") -> None:
     """Fail the test if it was to run only what failed before, and that is nothing."""
     drawn = _settings(item)
     if drawn is None or twin.looked or "eagletwin" not in getattr(item, "fixturenames", ()):
@@ -247,7 +247,7 @@ def _must_have_replayed(item: pytest.Item, twin: "Twin") -> None:
         raise pytest.fail.Exception(str(error), pytrace=False)
 
 
-def _must_have_finished(twin: "Twin") -> None:
+def _require_finish(twin: "Twin") -> None:
     """Fail the test if it began to play a case and left it."""
     for name in twin.unfinished:
         error = InputError(
@@ -258,7 +258,7 @@ def _must_have_finished(twin: "Twin") -> None:
         raise pytest.fail.Exception(str(error), pytrace=False)
 
 
-def _must_have_compared(item: pytest.Item, twin: "Twin") -> None:
+def _require_comparison(item: pytest.Item, twin: "Twin") -> None:
     """Fail the test if it has the fixture among its arguments and gave it no case. What asks for it through a fixture of its
     own may use it otherwise: that one is not looked at."""
     function = _function(item)  # a doctest has none
@@ -282,13 +282,13 @@ def _settings(item: pytest.Item) -> Any:
     return getattr(_function(item), "_hypothesis_internal_use_settings", None)
 
 
-def _cases_asked(item: pytest.Item) -> int | None:
+def _max_examples(item: pytest.Item) -> int | None:
     """How many cases Hypothesis is to draw for a test; None: it does not run the test."""
     drawn = _settings(item)
     return None if drawn is None else drawn.max_examples
 
 
-def _asked(item: pytest.Item) -> dict[str, Any]:
+def _marker_options(item: pytest.Item) -> dict[str, Any]:
     """What the test's marker asks for, as Twin.begin takes it. What cannot be had fails this test, and no other."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
     markers = list(item.iter_markers("eagletwin"))
@@ -349,7 +349,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         from hypothesis import HealthCheck, settings
 
-        from eagletwin.cases.sample_cases import unexplained
+        from eagletwin.cases.sample_cases import without_explain
 
         drawn = _settings(item)
         if drawn is None:
@@ -357,7 +357,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         quiet = {*drawn.suppress_health_check, HealthCheck.too_slow, HealthCheck.data_too_large}
         function._hypothesis_internal_use_settings = settings(
-            drawn, deadline=None, suppress_health_check=list(quiet), phases=unexplained(drawn.phases)
+            drawn, deadline=None, suppress_health_check=list(quiet), phases=without_explain(drawn.phases)
         )
 
 
@@ -408,14 +408,14 @@ def _summarize(report: pytest.TestReport, line: str) -> None:
 
 def _ran(item: pytest.Item, twin: "Twin", found: bool) -> str:
     """The summary's line of a test whose time was up."""
-    cases, seconds = _cases_asked(item), item.config.getoption("--eagletwin-seconds")
+    cases, seconds = _max_examples(item), item.config.getoption("--eagletwin-seconds")
     ran = count(twin.looked, "case") if found else _number_ran(item, twin)
     smaller = "; what it found may not be the smallest" if found and cases is not None else ""
     return f"{item.nodeid} ran {ran}: --eagletwin-seconds {seconds:g} was up{smaller}"
 
 
 def _number_ran(item: pytest.Item, twin: "Twin") -> str:
-    cases = _cases_asked(item)
+    cases = _max_examples(item)
     return count(twin.looked, "case") if cases is None else f"{twin.looked} of {count(cases, 'case')}"
 
 

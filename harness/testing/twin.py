@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue, error, headline
 from eagletwin.harness.check.confirm import Outcome, confirm, needed_in
-from eagletwin.harness.check.known import Mends, apart, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, apart, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import Case, Event, Request
@@ -197,7 +197,7 @@ class Twin:
     def conclude(self, failed: CaseFailed) -> Outcome:
         """Confirm what a test failed on, and keep it in a run folder: where that cannot be written, in one below TMPDIR."""
         self.end()
-        trial, run = failed.trial, self._without_unneeded(failed.trial)
+        trial, run = failed.trial, self._drop_unneeded_fixes(failed.trial)
         case = replace(trial.case, name=self._name)
         try:
             folder = new_run_folder(self._out, self._name)
@@ -212,14 +212,14 @@ class Twin:
         write_run(outcome)
         return outcome
 
-    def _without_unneeded(self, found: Trial) -> RunSpec:
+    def _drop_unneeded_fixes(self, found: Trial) -> RunSpec:
         """The run of what a test failed on, with those candidate fixes of the ledger alone that it needs."""
         run, names = apart(self._trials.run)
         alone = self._trials.look_alone(found.case) if names else found
         if not names or alone.signature != found.signature:
             return self._trials.run
-        mends = Mends(self.host, run)
-        return mends.trials(entries_of(needed_in(mends, alone, names, run.view))).run
+        matcher = KnownBugMatcher(self.host, run)
+        return matcher.trials(entries_of(needed_in(matcher, alone, names, run.view))).run
 
     def close(self) -> None:
         self.host.close()
@@ -337,7 +337,7 @@ def conclude(twin: Twin, failed: CaseFailed) -> Reported:
         text = f"{failed.argument}\n\n  It was seen once, and could not be confirmed: {unconfirmed}"
         return Reported(str(failed), text, tuple(_facts(trial.header, trial.verdict)))
     header, verdict = outcome.trace.header, outcome.verdict
-    facts = (*_facts(header, verdict), *_kept(outcome))
+    facts = (*_facts(header, verdict), *_outcome_facts(outcome))
     return Reported(headline(header, verdict), f"{outcome.report}\n  folder: {outcome.folder}", facts)
 
 
@@ -349,7 +349,7 @@ def _facts(header: Header, verdict: Verdict) -> list[tuple[str, str]]:
     return facts
 
 
-def _kept(outcome: Outcome) -> list[tuple[str, str]]:
+def _outcome_facts(outcome: Outcome) -> list[tuple[str, str]]:
     facts = (("entry", outcome.known), ("again", outcome.again), ("report", str(outcome.folder / NAME)))
     return [(name, value) for name, value in facts if value]
 

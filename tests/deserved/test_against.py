@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.acceptance import against
-from eagletwin.harness.core.errors import HarnessError, guarded
-from eagletwin.harness.core.recording import Untold
+from eagletwin.harness.core.errors import HarnessError, run_guarded
+from eagletwin.harness.core.recording import Inconclusive
 from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import HttpServer
 from eagletwin.harness.families.store import checkpoints
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def run(behaviour: Behaviour, *more: str, new_tokens: int = 16) -> Done:
         with serving(behaviour) as url:
             words = ["--target", target, "--draft", draft, "--prompts", str(prompts), "--server", url]
-            code = guarded(lambda: typed(["acceptance", *words, "--new-tokens", str(new_tokens), *more]))
+            code = run_guarded(lambda: run_command(["acceptance", *words, "--new-tokens", str(new_tokens), *more]))
         out, err = capsys.readouterr()
         return Done(code, " ".join(out.split()), err)
 
@@ -68,7 +68,7 @@ def test_what_a_pair_deserves_is_kept_with_a_page(
     (tmp_path / "prompts.jsonl").write_text('{"input_ids": [3, 4, 5]}\n')
     target, draft = map(str, checkpoints(MODEL))
     words = ["--target", target, "--draft", draft, "--prompts", "prompts.jsonl", "--new-tokens", "8"]
-    assert guarded(lambda: typed(["acceptance", *words])) == 0
+    assert run_guarded(lambda: run_command(["acceptance", *words])) == 0
     said = capsys.readouterr().out
     assert "page:   eagletwin-runs/acceptance/report.html" in said
     folder = tmp_path / "eagletwin-runs" / "acceptance"
@@ -267,7 +267,7 @@ def test_answers_of_another_target_are_no_verdict(run: Run) -> None:
 def test_answers_that_cannot_be_told_are_counted_by_cause_each_with_its_remedy(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    causes = {way: Untold(f"cause of {way}", f"why {way}", f"remedy of {way}") for way in ("again", "together")}
+    causes = {way: Inconclusive(f"cause of {way}", f"why {way}", f"remedy of {way}") for way in ("again", "together")}
     monkeypatch.setattr(
         against,
         "why_untold",

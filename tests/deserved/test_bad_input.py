@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.cli.main import typed
-from eagletwin.harness.core.errors import guarded
+from eagletwin.harness.cli.main import run_command
+from eagletwin.harness.core.errors import run_guarded
 from eagletwin.harness.families.store import checkpoints
 
 from .fake_server import Behaviour, serving
@@ -125,7 +125,7 @@ def test_it_says_cause_consequence_and_remedy(
     words.prompts.write_text('{"input_ids": [3, 4, 5]}\n')
     spoil(words)
     given = ["--target", str(words.target), "--draft", str(words.draft), "--prompts", str(words.prompts), "--new-tokens", "8"]
-    code = guarded(lambda: typed(["acceptance", *given, *words.more]))
+    code = run_guarded(lambda: run_command(["acceptance", *given, *words.more]))
     told = capsys.readouterr()
     assert code in (128, 129), told
     assert said in told.err
@@ -145,6 +145,6 @@ def test_an_eagle3_head_that_is_served_as_eagle_is_named(
     behaviour.says = lambda tokens: tuple(token % 96 for token in tokens)
     with serving(behaviour) as url:
         words = ["--target", target, "--draft", draft, "--prompts", "prompts.jsonl", "--new-tokens", "8", "--server", url]
-        assert guarded(lambda: typed(["acceptance", *words])) in (1, 125)
+        assert run_guarded(lambda: run_command(["acceptance", *words])) in (1, 125)
     said = " ".join(capsys.readouterr().out.split())
     assert "The draft is an EAGLE-3 head, and the server was started with EAGLE: start it with EAGLE3." in said

@@ -24,7 +24,7 @@ from eagletwin.harness.deserved.follow import (
     follow_trees,
 )
 from eagletwin.harness.deserved.rounds import walk
-from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected_rounds
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair
@@ -258,7 +258,7 @@ def some_chances(size: int, steps: int, seed: int) -> Array:
 def test_mean_and_variance_are_those_of_rounds_that_are_drawn() -> None:
     kept, random = some_chances(60, 3, 1), np.random.default_rng(2)
     rounds = np.array([drawn(kept, 7, random) for _ in range(4000)])
-    found = expected(kept, 7)
+    found = expected_rounds(kept, 7)
     assert abs(rounds.mean() - found.rounds) < 4 * (found.variance / len(rounds)) ** 0.5
     # the variance of a sample varies by sqrt(2 / n) of itself
     assert abs(rounds.var() / found.variance - 1) < 5 * (2 / len(rounds)) ** 0.5
@@ -281,7 +281,7 @@ def test_they_are_what_all_ways_to_accept_come_to() -> None:
 
     go(0, 0, 1.0)
     mean = sum(rounds * chance for rounds, chance in ways.items())
-    found = expected(kept, 0)
+    found = expected_rounds(kept, 0)
     assert sum(ways.values()) == pytest.approx(1)
     assert found.rounds == pytest.approx(mean)
     assert found.variance == pytest.approx(sum(chance * (rounds - mean) ** 2 for rounds, chance in ways.items()))
@@ -291,16 +291,16 @@ def test_what_cannot_be_otherwise_has_no_variance() -> None:
     all_kept, none = np.ones((10, 3)), np.zeros((10, 3))
     for place in range(10):
         all_kept[place, 9 - place :] = 0
-    assert expected(all_kept, 1) == Expected(2.0, 0.0)
-    assert expected(none, 1) == Expected(8.0, 0.0)
-    assert expected(none, 1).deviations(8) == 0
-    assert abs(expected(none, 1).deviations(9)) > 1000
+    assert expected_rounds(all_kept, 1) == Expected(2.0, 0.0)
+    assert expected_rounds(none, 1) == Expected(8.0, 0.0)
+    assert expected_rounds(none, 1).deviations(8) == 0
+    assert abs(expected_rounds(none, 1).deviations(9)) > 1000
     assert Expected(3, 1) + Expected(4, 2) == Expected(7, 3)
 
 
 def test_the_smallest_loss_is_missed_in_one_of_twenty_runs() -> None:
     """Rounds of many texts are spread as a normal distribution; a server that is off so far is called wrong above the bound."""
-    whole = sum((expected(some_chances(60, 3, seed), 7) for seed in range(30)), Expected(0, 0))
+    whole = sum((expected_rounds(some_chances(60, 3, seed), 7) for seed in range(30)), Expected(0, 0))
     rounds = whole.rounds + whole.smallest_loss + np.random.default_rng(5).normal(0, whole.variance**0.5, 20_000)
     shown = np.mean([whole.deviations(one) > MOST_DEVIATIONS for one in rounds])
     assert 0.94 < shown < 0.96

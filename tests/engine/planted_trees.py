@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.engines.source import INSTALLED, link_tree
 
 
 def plant(root: Path, *edits: tuple[str, str, str]) -> Path:
     """Make a copy in `root` and edit it: (file below sglang/, text that occurs once, its replacement)."""
-    names = ("sglang", f"sglang-{installed('sglang')}.dist-info")
+    names = ("sglang", f"sglang-{installed_version('sglang')}.dist-info")
     link_tree([INSTALLED.root / name for name in names], root, "multimodal_gen")
     for edit in edits:
         change(root, *edit)

@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.harness.judge.rules.sessions import as_asked
+from eagletwin.harness.judge.rules.sessions import with_full_prompts
 
 _NO_REQUEST = ("batch",)  # stages that a recording has of its batch
 _NOT_RECORDED = ("cached", "session")
@@ -17,7 +17,7 @@ _ABOUT_ROWS = ("_rows", "_kv")
 
 def integers_of(trace: Trace) -> Iterator[Trace]:
     """A recording for each request that was prefilled to its end. One of a session comes with all that was said in it."""
-    trace = as_asked(trace)
+    trace = with_full_prompts(trace)
     header = trace.header
     recipe = RECIPES[header.case.model]
     served = ServedModel(

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event, Request, Sampling
-from eagletwin.harness.core.recording import RecordedServer, Weighed
+from eagletwin.harness.core.recording import RecordedServer, RecordingComparison
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.deserved.conditions import Seen, why_untold
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.precision import Pair, load_pair, load_served
-from eagletwin.harness.deserved.recorded import weigh
+from eagletwin.harness.deserved.recorded import compare_recording
 from eagletwin.harness.deserved.rounds import Compared, compare, possible_cuts
 from eagletwin.harness.deserved.server import Answer, Sent
 from eagletwin.harness.engines.host import Host
@@ -180,7 +180,7 @@ def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host
     assert all(is_equal or cannot for is_equal, cannot in zip(equal, untold_of(trace), strict=True)), equal
     assert all(equal) == (name == "twice")  # else there were nothing to leave out
     said = RecordedServer(recording=2, engine=trace.header.engine, arguments={}, launch="")
-    weighed = {one.header.case.requests[0].id: weigh(pair, one, said, altered=False) for one in integers_of(trace)}
+    weighed = {one.header.case.requests[0].id: compare_recording(pair, one, said, altered=False) for one in integers_of(trace)}
     assert not any(one.divergences for one in weighed.values())
     assert {request for request, one in weighed.items() if one.checked["draft.proposal"]} == told
     causes = {request: one.untold.cause for request, one in weighed.items() if one.untold is not None}
@@ -252,12 +252,12 @@ def recordings(
     return list(integers_of(host.engine(case, ()).run(case, folder, fresh=False)))
 
 
-def weighed(pair: Pair, those: list[Trace], **arguments: str) -> list[Weighed]:
+def weighed(pair: Pair, those: list[Trace], **arguments: str) -> list[RecordingComparison]:
     said = RecordedServer(recording=2, engine=those[0].header.engine, arguments=arguments, launch="")
-    return [weigh(pair, one, said, altered=False) for one in those]
+    return [compare_recording(pair, one, said, altered=False) for one in those]
 
 
-def causes(those: list[Weighed]) -> set[str]:
+def causes(those: list[RecordingComparison]) -> set[str]:
     """Why none of the drafts was compared; "": some were."""
     for one in those:
         assert (one.untold is None) == bool(one.checked["draft.proposal"])

@@ -165,7 +165,9 @@ def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
 def test_a_cpus_mlp_is_wider_than_the_models_and_sglang_does_not_widen_an_adapter(run: Runner) -> None:
     """If this is red SGLang does, and eagletwin has no more to write adapters that are as wide."""
     narrow = Edit(
-        target="eagletwin.harness.families.adapters.widened", match="found = dict(adapter)", replacement="return dict(adapter)"
+        target="eagletwin.harness.families.adapters.pad_adapter",
+        match="found = dict(adapter)",
+        replacement="return dict(adapter)",
     )
     _, verdict = run(replace(CASE, exercises=()), narrow)
     assert (verdict.status, verdict.rule) == ("unknown", "engine.crash")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.case import Case, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
@@ -69,13 +69,13 @@ def test_a_retracted_request_s_chunk_tail_is_known_where_rounding_alone_makes_th
         requests=(Request(id="a", prompt=(74,), max_new_tokens=5),),
         events=(Event(at=2, kind="retract"),),
     )
-    mends = Mends(brains, RunSpec(mode=brains.mode))
-    trial = mends.trials().look(case)
+    matcher = KnownBugMatcher(brains, RunSpec(mode=brains.mode))
+    trial = matcher.trials().look(case)
     assert (trial.verdict.status, trial.verdict.rule) == ("diverged", "draft.input_ids")
-    one = mends.explain(trial, DECLARED_VIEW)
+    one = matcher.explain(trial, DECLARED_VIEW)
     assert [entry.id for entry in one.known] == ["retracted-chunk-tail"]
     assert one.trial.clean
-    assert Mends(host, DEFAULT_RUN).trials().look(case).clean
+    assert KnownBugMatcher(host, DEFAULT_RUN).trials().look(case).clean
 
 
 @pytest.mark.parametrize("name", spread(["25015", "26329", "26997-kv"]))

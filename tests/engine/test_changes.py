@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
@@ -56,7 +56,7 @@ def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_p
     done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL  0 of 4 cases ran the change, ")
-    assert f"This tree differs from {installed('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
+    assert f"This tree differs from {installed_version('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
     assert "No case ran any of that, so this search says nothing about it." in done.stdout
     tally = json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]
     assert tally["changes"]["of"] == tally["cases"] == 4
@@ -68,7 +68,7 @@ def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Pa
     done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--only", "llama-tiny", "--not", "sampling", cwd=tmp_path)
     assert done.returncode == 0, done
     text = " ".join(done.stdout.split())
-    assert f"This tree differs from {installed('sglang')}. Run: " in text
+    assert f"This tree differs from {installed_version('sglang')}. Run: " in text
     ran = re.search(rf"{re.escape(WORKER_NAME)} in (\d) of 4 cases", text.partition("Not run: ")[0])
     assert ran is not None
     unknown = 4 - int(ran[1])
@@ -81,7 +81,7 @@ def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Pa
     checked = eagletwin("check", "25015", "--sglang", both, cwd=tmp_path)
     assert checked.returncode == 0, checked
     text = " ".join(checked.stdout.split())
-    assert f"This tree differs from {installed('sglang')}. Run: {WORKER_NAME}. Not run: " in text
+    assert f"This tree differs from {installed_version('sglang')}. Run: {WORKER_NAME}. Not run: " in text
     assert "Not run here: sglang/srt/fast.cu." in text
     folder = tmp_path / "eagletwin-runs" / "pr-25015"
     assert "+        self = self\n" in (folder / "sglang.patch").read_text()
@@ -182,7 +182,7 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
 
 @pytest.mark.long
 def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(idle: Path, tmp_path: Path) -> None:
-    release = installed("sglang")
+    release = installed_version("sglang")
     done = eagletwin("compare", release, idle, "--case", "25015", cwd=tmp_path)
     assert done.returncode == 125, done
     assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
@@ -282,7 +282,8 @@ def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert (
-        f"eagletwin: cannot tell, of any case of this test: this tree differs from {installed('sglang')} in {IDLE_NAME}" in text
+        f"eagletwin: cannot tell, of any case of this test: this tree differs from {installed_version('sglang')} in {IDLE_NAME}"
+        in text
     )
     assert f"Not run: {IDLE_NAME}." in text
     assert "eagletwin: no case ran any of that, so this session says nothing about it" in text

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.bisect.measure import reduce_case
 from eagletwin.harness.commands.bisect.state import Subject
 from eagletwin.harness.commands.compare import one, one_report
@@ -24,7 +24,7 @@ from eagletwin.harness.commands.fuzz.shrinking import Shrinking
 from eagletwin.harness.commands.result import BisectFacts
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -96,7 +96,7 @@ def compare(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("minutes", ["0", *long("1")])
 def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path, tmp_path: Path, minutes: str) -> None:
-    done = compare(installed("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", minutes, cwd=tmp_path)
+    done = compare(installed_version("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", minutes, cwd=tmp_path)
     assert done.returncode == 1, done
     assert done.stdout.startswith("1 NEWLY BROKEN  HEAD ")
     said = " ".join(done.stdout.split())
@@ -136,7 +136,7 @@ def test_faults_of_what_fuzz_draws_are_found(what: str, tmp_path: Path) -> None:
     edits, words, rule = FAULTS[what]
     head = plant(tmp_path / "head", *edits)
     more = ("--ledger", "none", "--shrink-minutes", "0", "--json")
-    done = compare(installed("sglang"), head, *words, *more, cwd=tmp_path)
+    done = compare(installed_version("sglang"), head, *words, *more, cwd=tmp_path)
     assert done.returncode == 1, done
     assert rule in [broken["rule"] for broken in json.loads(done.stdout)["broken"]]
 
@@ -144,7 +144,7 @@ def test_faults_of_what_fuzz_draws_are_found(what: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_other_way_round_it_is_newly_fixed(undone: Path, tmp_path: Path) -> None:
     words = (*SHOWS, "--ledger", "26329", "--ledger", "small-tree", "--json")
-    done = compare(undone, installed("sglang"), *words, cwd=tmp_path)
+    done = compare(undone, installed_version("sglang"), *words, cwd=tmp_path)
     assert done.returncode == 0, done
     facts = json.loads(done.stdout)
     assert facts["result"] == "none newly wrong"
@@ -161,7 +161,16 @@ def test_the_other_way_round_it_is_newly_fixed(undone: Path, tmp_path: Path) -> 
 def test_a_change_that_no_case_runs_is_told_nothing_of(tmp_path: Path) -> None:
     idle = plant(tmp_path / "idle", IDLE_KERNEL)
     done = compare(
-        installed("sglang"), idle, "--cases", "2", "--ledger", "25015", "--ledger", "row-overflow", "--markdown", cwd=tmp_path
+        installed_version("sglang"),
+        idle,
+        "--cases",
+        "2",
+        "--ledger",
+        "25015",
+        "--ledger",
+        "row-overflow",
+        "--markdown",
+        cwd=tmp_path,
     )
     assert done.returncode == 125, done
     assert done.stdout.startswith("## eagletwin: cannot tell\n\n**Cannot tell: none of the changed functions ran")
@@ -176,7 +185,7 @@ def test_a_side_that_does_not_import_cannot_be_told(tmp_path: Path) -> None:
     file = tmp_path / "tree" / "sglang" / "__init__.py"
     file.parent.mkdir(parents=True)
     file.write_text("def (:\n")
-    done = compare(installed("sglang"), tmp_path / "tree", "--cases", "1", "--ledger", "none", cwd=tmp_path)
+    done = compare(installed_version("sglang"), tmp_path / "tree", "--cases", "1", "--ledger", "none", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL  HEAD ")
     assert "Cannot tell: HEAD: SGLang cannot be imported: SyntaxError" in " ".join(done.stdout.split())
@@ -184,7 +193,7 @@ def test_a_side_that_does_not_import_cannot_be_told(tmp_path: Path) -> None:
 
 
 def test_one_sglang_named_twice_says_nothing(tmp_path: Path) -> None:
-    done = compare(installed("sglang"), installed("sglang"), cwd=tmp_path)
+    done = compare(installed_version("sglang"), installed_version("sglang"), cwd=tmp_path)
     assert done.returncode == 125, done
     assert "Cannot tell: BASE and HEAD are the same SGLang" in done.stdout
 
@@ -196,7 +205,7 @@ def test_one_sglang_named_twice_says_nothing(tmp_path: Path) -> None:
 def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen, cases = looking._seen, []
+    seen, cases = looking._case_seen, []
 
     def ended(*arguments: Any) -> Any:
         cases.append(arguments)
@@ -204,12 +213,12 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
             raise KeyboardInterrupt
         return seen(*arguments)
 
-    monkeypatch.setattr(looking, "_seen", ended)
+    monkeypatch.setattr(looking, "_case_seen", ended)
     monkeypatch.setattr(one, "search", lambda options: search(replace(options, processes=1)))
     summary = tmp_path / "summary.md"
     words = ("--ledger", "none", "--minutes", "2", "--seed", "3", "--summary", str(summary), "--out", str(tmp_path))
     with pytest.raises(AlreadyReported) as end:
-        typed(["compare", *words])
+        run_command(["compare", *words])
     assert end.value.exit_code == EXIT_INTERRUPTED
     found = re.search(
         r"Search of everything: (INTERRUPTED, CANNOT TELL .* 1 configuration, seed 3)\.",
@@ -236,7 +245,7 @@ def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
 
     monkeypatch.setattr(Shrinking, "shrink", ended)
     with pytest.raises(AlreadyReported):
-        typed(["fuzz", "--revert", "25015", "--only", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
+        run_command(["fuzz", "--revert", "25015", "--only", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
     found_so_far = one.search_so_far(SearchOptions(only=("llama-tiny",), seed=3, out=tmp_path))
     [found] = found_so_far.findings
     assert (found.status, found.known, found_so_far.exit_code) == (one_report.UNCONFIRMED, "", 125)
@@ -254,11 +263,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> History:
     """The release, then a commit that changes what nothing here runs, then one that undoes the fix of #26329."""
     history = History(tmp_path_factory.mktemp("base") / "checkout")
     package = history.tree_of(INSTALLED.root)
-    history.commit("release", package, transformers=installed("transformers"))
+    history.commit("release", package, transformers=installed_version("transformers"))
     for file, old, new in (IDLE_KERNEL, UNDONE):
         text = (INSTALLED.root / "sglang" / file).read_text()
         package = history.with_file(package, file, text.replace(old, new))
-        history.commit(file, package, transformers=installed("transformers"))
+        history.commit(file, package, transformers=installed_version("transformers"))
     history.git("checkout", "--quiet", "--force", "main")
     return history
 
@@ -364,7 +373,7 @@ def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does
 # Another SGLang than the installed one: a source tree as it is, by its own name in traces, scripts and comparisons.
 
 
-RELEASE = installed("sglang")
+RELEASE = installed_version("sglang")
 PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.commands.fuzz.effect import Effect
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.shrinking import size
@@ -21,10 +21,10 @@ ENTRY = LEDGER["penalties"]
 def effect(host: Host, entry: str) -> Effect:
     """Of the candidate fix of ENTRY as somebody's own patch, in the case of an entry, with time for a few smaller ones."""
     assert ENTRY.remedy is not None
-    mends = Mends(host, RunSpec(patches=(replace(ENTRY.remedy, name="fix"),)))
-    assert mends.base is not None
+    matcher = KnownBugMatcher(host, RunSpec(patches=(replace(ENTRY.remedy, name="fix"),)))
+    assert matcher.base is not None
     seen = CaseSeen(block=0, case=LEDGER[entry].case, verdict=Verdict(status="equal"))
-    return Effect(seen, mends, mends.base, until=time.monotonic() + 5)
+    return Effect(seen, matcher, matcher.base, until=time.monotonic() + 5)
 
 
 def test_the_smallest_case_names_the_first_value_that_a_fix_alters_and_is_red_on_the_base(host: Host, tmp_path: Path) -> None:

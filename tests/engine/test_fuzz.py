@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Asked
+from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, exit_code, finding_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
-from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
+from eagletwin.harness.commands.fuzz.shrinking import Finding, ShrinkCallbacks, Shrinking
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import Trace
@@ -44,7 +44,7 @@ FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward
 ARGMAX = "topk_index = torch.argmax("
 
 
-def search(host: Host, folder: Path, patch: Patch, *, shrink_seconds: float = 120.0, asked: Asked = GREEDY) -> Fuzz:
+def search(host: Host, folder: Path, patch: Patch, *, shrink_seconds: float = 120.0, asked: SearchConstraints = GREEDY) -> Fuzz:
     trials = Trials(host, RunSpec(patches=(patch,)))
     return Fuzz(
         trials,
@@ -108,7 +108,7 @@ def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: 
             ),
         ),
     )
-    one_draft_a_round = Asked(held={"model": "llama-tiny", "topk": 1, "num_steps": 2}, sampling="")
+    one_draft_a_round = SearchConstraints(held={"model": "llama-tiny", "topk": 1, "num_steps": 2}, sampling="")
     finding = first(search(host, tmp_path, leak, asked=one_draft_a_round))
     verdict, outcome = finding.outcome.verdict, finding.outcome
     assert verdict.status == "unknown"
@@ -179,12 +179,12 @@ def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> N
     case = LEDGER["indices-overflow"].case
     [request] = case.requests
     case = replace(case, requests=(replace(request, prompt=(*request.prompt, 5, 7), max_new_tokens=10),))
-    mends = Mends(host, RunSpec())
-    trial = mends.trials().look_alone(case)
+    matcher = KnownBugMatcher(host, RunSpec())
+    trial = matcher.trials().look_alone(case)
     assert trial.signature is not None
     seen = CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature)
-    teller = Teller(aside=lambda *_: None, news=print, look=print)
-    shrinking = Shrinking(seen, mends, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
+    teller = ShrinkCallbacks(aside=lambda *_: None, news=print, look=print)
+    shrinking = Shrinking(seen, matcher, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
     shrinking.shrink(None)
     finding = shrinking.conclude(1, 0.0)
     case = finding.outcome.case

@@ -9,14 +9,14 @@ from llguidance import LLMatcher, grammar_from
 from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.grammar import as_ebnf, word
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.sglang.grammars import words_of
 from eagletwin.harness.families.dimensions.grammar import grammars
-from eagletwin.harness.judge.request_logits import allowed
+from eagletwin.harness.judge.request_logits import allowed_tokens
 
 from ..rows import long, spread
 from .conftest import Runner
@@ -130,7 +130,7 @@ def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, case: 
 def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     """Counted, so that the search's figures cannot become empty: drawn cases of one block, with the candidate fix."""
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "xgrammar"}
-    block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
+    block = block_of(2, 0, SearchConstraints(held=held, sampling="", asks=("grammar",)))
     verdicts = [run(case, *FIXED)[1] for case in block.cases(8)]
     assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
@@ -255,7 +255,7 @@ def test_with_the_candidate_fixes_all_is_equal_and_it_mattered(run: Runner, case
 @pytest.mark.long
 def test_trees_end_texts_and_paths_go_on_behind_the_end_in_guidance(run: Runner) -> None:
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "llguidance"}
-    block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
+    block = block_of(2, 0, SearchConstraints(held=held, sampling="", asks=("grammar",)))
     verdicts = [run(case, *GUIDANCE_FIXED)[1] for case in block.cases(8)]
     verdicts = [verdict for verdict in verdicts if not verdict.vacuous]  # some have no round, and so ask for no mask of a node
     assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
@@ -286,7 +286,7 @@ def _follow(grammar: Grammar, choices: list[int]) -> None:
         fill_next_token_bitmask(matcher, mask)
         own = np.unpackbits(mask.view(torch.uint8).numpy(), axis=-1, bitorder="little")[0, :SIZE].astype(bool)
         assert not matcher.is_error(), matcher.get_error()
-        np.testing.assert_array_equal(own, allowed(grammar, sent, SIZE, "llguidance"))
+        np.testing.assert_array_equal(own, allowed_tokens(grammar, sent, SIZE, "llguidance"))
         TRIED[0], TRIED[1] = TRIED[0] + 1, TRIED[1] + (own.sum() == 1)
         may = np.flatnonzero(own)
         token = int(may[choice % len(may)])
@@ -306,7 +306,9 @@ def test_the_judge_expects_what_llguidance_allows_along_texts_of_drawn_grammars(
 def test_the_two_backends_allow_the_same_but_where_one_way_to_go_on_is_left() -> None:
     free, forced = Grammar(rules=("a(b|c)",)), Grammar(rules=("ab(c|d)",))
     for text in ("", "a"):
-        assert (allowed(free, text, SIZE, "llguidance") == allowed(free, text, SIZE, "xgrammar")).all()
-    both = [[word(int(n)) for n in np.flatnonzero(allowed(forced, "", SIZE, name))] for name in ("llguidance", "xgrammar")]
+        assert (allowed_tokens(free, text, SIZE, "llguidance") == allowed_tokens(free, text, SIZE, "xgrammar")).all()
+    both = [
+        [word(int(n)) for n in np.flatnonzero(allowed_tokens(forced, "", SIZE, name))] for name in ("llguidance", "xgrammar")
+    ]
     assert both[0] == ["ab"]
     assert {*both[1]} == {"a", "ab"}

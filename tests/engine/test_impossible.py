@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Processor, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
@@ -230,7 +230,7 @@ def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:
 )
 def test_a_search_knows_them(host: Host, overlapped: Host, case: Case, overlap: bool, known: list[str]) -> None:
     on = overlapped if overlap else host
-    mends = Mends(on, replace(DEFAULT_RUN, mode=on.mode))
-    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    matcher = KnownBugMatcher(on, replace(DEFAULT_RUN, mode=on.mode))
+    one = matcher.explain(matcher.trials().look(case), DECLARED_VIEW)
     assert [entry.id for entry in one.known] == known
     assert one.trial.clean

@@ -483,7 +483,7 @@ def test_a_closer_look_that_fails_is_named_where_the_owner_would_stand(
     def fails(*_: object) -> None:
         raise IndexError("row 12")
 
-    monkeypatch.setattr(provenance, "compared", fails)
+    monkeypatch.setattr(provenance, "compare_trace", fails)
     said = "unknown: the judge failed when it looked at the trace again: IndexError: row 12"
     assert said in " ".join(argue(wrong.header, verdict, trace=wrong).split())
     assert ("whose the actual one is", said) in run_page(wrong, verdict, argument="").fields

@@ -15,7 +15,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.ledger.deterministic_window import _MASK_OF_WINDOW
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.prove.proof import prove
 from eagletwin.harness.core.case import Case, SGLangSettings, pretty_case
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
@@ -143,7 +143,7 @@ UNKNOWN_KERNEL = Patch(
     name="unknown-kernel",
     edits=(
         Edit(
-            target="eagletwin.harness.engines.triton_cpu.compiler.compiled",
+            target="eagletwin.harness.engines.triton_cpu.compiler.compile_kernel",
             match="entry = _cache.get(fn)",
             replacement=(
                 "entry = _cache.get(fn)\n"
@@ -192,7 +192,7 @@ def test_judging_the_trace_again_says_it_as_well(
     host: Host, small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran(host, small, tmp_path, "checked")
-    assert typed(["judge", str(tmp_path)]) == EXIT_UNKNOWN
+    assert run_command(["judge", str(tmp_path)]) == EXIT_UNKNOWN
     assert LINE in re.sub(r"\s+", " ", capsys.readouterr().out)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Explained, Mends, as_newest
+from eagletwin.harness.check.known import Explained, KnownBugMatcher, as_newest
 from eagletwin.harness.check.trials import Trial, Trials, base_of
-from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
+from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import BlockPool, LocalWorkers
 from eagletwin.harness.commands.fuzz.tally import Tally
@@ -36,19 +36,19 @@ WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraf
 CASE = replace(TAIL.case, exercises=(), requests=(Request(id="a", prompt=(7, 19, 3, 5), max_new_tokens=4),))
 
 
-def explained(host: Host, case: Case, *edits: Edit) -> tuple[Mends, Explained]:
+def explained(host: Host, case: Case, *edits: Edit) -> tuple[KnownBugMatcher, Explained]:
     patches = (Patch(name="planted", edits=edits),) if edits else ()
-    mends = Mends(host, replace(DEFAULT_RUN, mode=host.mode, patches=patches))
-    trial = mends.trials().look(case)
+    matcher = KnownBugMatcher(host, replace(DEFAULT_RUN, mode=host.mode, patches=patches))
+    trial = matcher.trials().look(case)
     assert trial.signature is not None
-    return mends, mends.explain(trial, DECLARED_VIEW)
+    return matcher, matcher.explain(trial, DECLARED_VIEW)
 
 
 def test_what_a_remedy_makes_equal_is_known(host: Host) -> None:
-    mends, one = explained(host, CASE)
+    matcher, one = explained(host, CASE)
     assert [entry.id for entry in one.known] == [TAIL.id]
     assert one.trial.clean
-    assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
+    assert TAIL.id in [entry.id for entry in matcher.present(CASE, DECLARED_VIEW)]
 
 
 @pytest.mark.long
@@ -87,8 +87,8 @@ def test_another_bug_of_the_same_rule_and_stage_is_new(host: Host) -> None:
 def test_a_remedy_that_does_not_fit_explains_nothing(host: Host) -> None:
     seed = "self._seed_boundary_kv_stash("
     edit = Edit(target=f"{WORKER}._draft_extend_for_prefill", match=seed, replacement=f"pass; {seed[:-1]} (")
-    mends, one = explained(host, CASE, edit)
-    assert TAIL.id in mends.unfit
+    matcher, one = explained(host, CASE, edit)
+    assert TAIL.id in matcher.unfit
     assert TAIL.id not in [entry.id for entry in one.known]
 
 
@@ -108,11 +108,11 @@ def test_what_a_remedy_makes_equal_is_new_where_the_sglang_without_the_change_is
     host: Host, num_steps: int, known: list[str]
 ) -> None:
     case = replace(OVERFLOW.case, exercises=(), num_steps=num_steps)
-    mends, one = explained(host, case, SHORT_ROWS)
+    matcher, one = explained(host, case, SHORT_ROWS)
     assert [entry.id for entry in one.known] == known
     assert [entry.id for entry in one.cured] == ([] if known else [OVERFLOW.id])
     assert one.trial.clean == bool(known)
-    assert mends.right_in_base(case, (), DECLARED_VIEW) == (not known)
+    assert matcher.right_in_base(case, (), DECLARED_VIEW) == (not known)
 
 
 def test_there_is_no_base_where_nothing_is_changed_but_by_remedies(host: Host) -> None:
@@ -130,12 +130,16 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
         match=f"{best}                forward_batch.positions.add_(1)",
         replacement=f"{best}if i > 0:\n    forward_batch.positions.add_(1)",
     )
-    mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
+    matcher = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
     entry = LEDGER["tree-window"]
-    monkeypatch.setattr(mends, "as_proven", lambda entry, view: False)
-    mends.seen(replace(entry.case, exercises=()), DECLARED_VIEW)
-    seen = [one for one in Looking(mends, SearchOptions(only=("llama-tiny",)).plan).otherwise() if isinstance(one, CaseSeen)]
-    assert mends.otherwise == []
+    monkeypatch.setattr(matcher, "as_proven", lambda entry, view: False)
+    matcher.present(replace(entry.case, exercises=()), DECLARED_VIEW)
+    seen = [
+        one
+        for one in BlockRunner(matcher, SearchOptions(only=("llama-tiny",)).plan).drain_unexpected()
+        if isinstance(one, CaseSeen)
+    ]
+    assert matcher.unexpected == []
     [shown] = [one for one in seen if one.case.model == entry.case.model and one.case.topk == entry.case.topk]
     assert (shown.block, shown.known) == (NO_BLOCK, ())
     assert entry.id in shown.mended
@@ -146,8 +150,8 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
 @pytest.mark.long
 def test_a_known_bug_is_mended_in_the_cases_that_may_show_it(host: Host) -> None:
     """The cases of a block with min_p run with the remedy of `min-p`; those of them that ask for none could not show it."""
-    asked = Asked(held={"model": "llama-tiny", "topk": 1}, sampling="target", asks=("min_p",))
-    looking, tally, asking = Looking(Mends(host, DEFAULT_RUN), SearchOptions().plan), Tally(), list[bool]()
+    asked = SearchConstraints(held={"model": "llama-tiny", "topk": 1}, sampling="target", asks=("min_p",))
+    looking, tally, asking = BlockRunner(KnownBugMatcher(host, DEFAULT_RUN), SearchOptions().plan), Tally(), list[bool]()
     for number in range(3):
         for seen in looking.run(block_of(5, number, asked)):
             assert isinstance(seen, CaseSeen)
@@ -191,13 +195,13 @@ def test_a_chunk_s_tail_of_a_greedy_request_with_a_grammar_is_known(
 
 
 def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
-    mends = Mends(host, DEFAULT_RUN)
-    trial = mends.trials().look(CASE)
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    trial = matcher.trials().look(CASE)
     assert trial.signature is not None
     leaked = replaced(
         trial, before=(CASE,), verdict=replace(trial.verdict, first=replace(trial.verdict.first, rule="draft.kv"))
     )
-    assert mends.explain(leaked, DECLARED_VIEW).known == ()
+    assert matcher.explain(leaked, DECLARED_VIEW).known == ()
 
 
 @pytest.mark.long
@@ -210,18 +214,18 @@ def test_a_case_that_ran_first_on_a_cpu_is_not_run_alone_once_more(host: Host, m
         return look_alone(trials, case)
 
     monkeypatch.setattr(Trials, "look_alone", counted)
-    mends = Mends(host, DEFAULT_RUN)
-    first = replaced(mends.trials().look(CASE), before=())
-    assert mends.explain(first, DECLARED_VIEW).known == (TAIL,)
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    first = replaced(matcher.trials().look(CASE), before=())
+    assert matcher.explain(first, DECLARED_VIEW).known == (TAIL,)
     assert not alone
     second = replaced(first, before=(CASE,))
-    assert mends.explain(second, DECLARED_VIEW).known == (TAIL,)
+    assert matcher.explain(second, DECLARED_VIEW).known == (TAIL,)
     crashed = replaced(first, header=replace(first.header, ending=Ending(kind="crashed")))
-    assert mends.explain(crashed, DECLARED_VIEW).known == (TAIL,)
+    assert matcher.explain(crashed, DECLARED_VIEW).known == (TAIL,)
     assert alone == [CASE, CASE]
     plain = replace(CASE, engine=EngineSettings(sglang=SGLangSettings(plain_decode=True)))
-    beside = replaced(mends.trials().look(plain), before=())
-    assert mends.explain(beside, DECLARED_VIEW).known == (TAIL,)
+    beside = replaced(matcher.trials().look(plain), before=())
+    assert matcher.explain(beside, DECLARED_VIEW).known == (TAIL,)
     assert alone == [CASE, CASE, plain]
 
 
@@ -233,7 +237,7 @@ def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: py
         return judge(trace, *how)
 
     monkeypatch.setattr("eagletwin.harness.check.trials.judge", judge_and_count)
-    trials = Mends(host, DEFAULT_RUN).trials()
+    trials = KnownBugMatcher(host, DEFAULT_RUN).trials()
     seen, alone = trials.look(CASE), trials.look_alone(CASE)
     assert len(judged) == 1
     assert alone.verdict == seen.verdict
@@ -247,21 +251,21 @@ def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: py
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: bool) -> None:
-    mends = Mends(host, DEFAULT_RUN if shown else TAIL.run(TAIL.green))
-    assert (TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]) == shown
+    matcher = KnownBugMatcher(host, DEFAULT_RUN if shown else TAIL.run(TAIL.green))
+    assert (TAIL.id in [entry.id for entry in matcher.present(CASE, DECLARED_VIEW)]) == shown
 
 
 @pytest.mark.long
 def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
     options = SearchOptions(only=("llama-tiny", "chains"), left_out=("sampling",))
-    mends = Mends(host, DEFAULT_RUN)
-    alone = [list(block) for block in islice(BlockPool(mends, options.plan).blocks(), 6)]
-    with BlockPool(Mends(host, DEFAULT_RUN), options.plan, LocalWorkers(host, options, 1)) as pool:
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    alone = [list(block) for block in islice(BlockPool(matcher, options.plan).blocks(), 6)]
+    with BlockPool(KnownBugMatcher(host, DEFAULT_RUN), options.plan, LocalWorkers(host, options, 1)) as pool:
         shared = [list(block) for block in islice(pool.blocks(), 6)]
     assert [_brief(block) for block in alone] == [_brief(block) for block in shared]
     assert sum(map(len, shared)) >= 20
     earlier = tuple(one for one in alone[1][:2] if isinstance(one, CaseSeen))
-    rest = list(Looking(mends, options.plan).block(1, earlier))  # of a block that a worker left
+    rest = list(BlockRunner(matcher, options.plan).block(1, earlier))  # of a block that a worker left
     assert _brief(rest) == _brief(alone[1][2:])
 
 
@@ -288,11 +292,11 @@ TWO = replace(
 def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_out(host: Host) -> None:
     """Of the two bugs that the second remedy mends that is named whose rule breaks without it."""
     second = LEDGER["multi-layer-topk-windows"]
-    mends, one = explained(host, TWO)
+    matcher, one = explained(host, TWO)
     assert [entry.id for entry in one.known] == [TAIL.id, second.id]
     assert one.trial.clean
-    assert not any(mends.trials((entry,)).look(TWO).clean for entry in one.known)
-    assert mends.trials((TAIL,)).look(TWO).verdict.rule == second.rule
+    assert not any(matcher.trials((entry,)).look(TWO).clean for entry in one.known)
+    assert matcher.trials((TAIL,)).look(TWO).verdict.rule == second.rule
 
 
 @pytest.mark.long
@@ -308,24 +312,27 @@ def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
 @pytest.mark.long
 def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host) -> None:
     """No case is run to see that a live bug is there, where the code that its remedy edits is as in the newest release."""
-    mends = Mends(host, DEFAULT_RUN)
-    assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
-    assert mends.trials().ran == 0
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    assert TAIL.id in [entry.id for entry in matcher.present(CASE, DECLARED_VIEW)]
+    assert matcher.trials().ran == 0
     undone = LEDGER["25015"].revert
     assert undone is not None
-    reverted = Mends(host, replace(DEFAULT_RUN, patches=(undone,)))
+    reverted = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(undone,)))
     assert TAIL.id in [entry.id for entry in reverted.seen(CASE, DECLARED_VIEW)]
     assert reverted.ran == 0
     near = Edit(target=f"{WORKER}._draft_extend_for_prefill", match="hidden_states=target_hidden_states,", replacement=NEAR)
     for edit, runs in ((SHORT_ROWS, False), (near, True)):
-        changed = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
+        changed = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
         assert TAIL.id in [entry.id for entry in changed.seen(CASE, DECLARED_VIEW)]
         assert (changed.trials().ran > 0) == runs
 
 
 def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anything_with_it(host: Host) -> None:
     bug = TAIL.case
-    known, unknown = Mends(host, DEFAULT_RUN), Mends(host, DEFAULT_RUN, unknown=(TAIL.id, "multi-layer-chunk-tail-3"))
+    known, unknown = (
+        KnownBugMatcher(host, DEFAULT_RUN),
+        KnownBugMatcher(host, DEFAULT_RUN, unknown=(TAIL.id, "multi-layer-chunk-tail-3")),
+    )
     assert TAIL in known.seen(bug, TAIL.within)
     assert TAIL not in unknown.seen(bug, TAIL.within)
     assert known.views(bug) == unknown.views(bug)
@@ -339,22 +346,22 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
 def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     """In the declared view a plain draft model's own rows are wrong first; with both bugs mended the case is right."""
     entry = LEDGER["hidden-standalone"]
-    mends = Mends(host, DEFAULT_RUN)
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
     assert entry.within != DECLARED_VIEW
-    assert all(entry in mends.seen(entry.case, view) for view in (DECLARED_VIEW, entry.within))
-    one = mends.explain(mends.trials().look(entry.case), DECLARED_VIEW)
+    assert all(entry in matcher.present(entry.case, view) for view in (DECLARED_VIEW, entry.within))
+    one = matcher.explain(matcher.trials().look(entry.case), DECLARED_VIEW)
     assert {bug.id for bug in one.known} == {entry.id, "standalone-shift"}
-    assert LEDGER["standalone-keys"] not in mends.apt(LEDGER["standalone-keys"].case, DECLARED_VIEW)
+    assert LEDGER["standalone-keys"] not in matcher.applicable(LEDGER["standalone-keys"].case, DECLARED_VIEW)
 
 
 @pytest.mark.long
 def test_and_with_overlap_where_its_own_case_is_right(overlapped: Host) -> None:
     """A retraction that falls into another step shows grammar-end there; its own case does not."""
-    mends = Mends(overlapped, replace(DEFAULT_RUN, mode=overlapped.mode))
+    matcher = KnownBugMatcher(overlapped, replace(DEFAULT_RUN, mode=overlapped.mode))
     entry = LEDGER["grammar-end"]
     case = replace(entry.case, model="llama-standalone", exercises=())
-    assert entry in mends.apt(case, "shifted")
-    assert LEDGER["25015"] not in mends.apt(replace(LEDGER["25015"].case, model="llama-standalone"), "shifted")
+    assert entry in matcher.applicable(case, "shifted")
+    assert LEDGER["25015"] not in matcher.applicable(replace(LEDGER["25015"].case, model="llama-standalone"), "shifted")
 
 
 def test_a_tree_has_a_live_bug_without_a_run_unless_the_code_of_its_fix_was_changed(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By none of the prompts that are tried: three here, each of which shows the other bug."""
-    every = in_model.carried
+    every = in_model.port_entry
     tried = list[str]()
 
     def first_three(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
@@ -68,7 +68,7 @@ def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
             tried.append(one.id)
             yield one
 
-    monkeypatch.setattr(in_model, "carried", first_three)
+    monkeypatch.setattr(in_model, "port_entry", first_three)
     own = LEDGER["multi-layer-chunk-tail-2"]
     assert own.remedy is not None
     planted = dataclasses.replace(own, id="planted", remedy=Patch(name="planted", edits=own.remedy.edits))

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Finish
@@ -155,11 +155,11 @@ def test_the_rest_of_a_prompt_keeps_its_slots_with_the_candidate_fix_and_ends_th
 @pytest.mark.parametrize("case", [MEMORY.case, *long(IN_PAGES)], ids=["a chain", "a tree in pages"])
 def test_a_search_knows_it(host: Host, case: Case) -> None:
     case = replace(case, exercises=())
-    mends = Mends(host, DEFAULT_RUN)
-    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    one = matcher.explain(matcher.trials().look(case), DECLARED_VIEW)
     assert [entry.id for entry in one.known] == [MEMORY.id]
     assert one.trial.clean
-    assert MEMORY in mends.seen(case, DECLARED_VIEW)
+    assert MEMORY in matcher.present(case, DECLARED_VIEW)
 
 
 @pytest.mark.parametrize("without", spread(["mixed chunks", "a prompt in chunks", "a full pool"]))
@@ -262,11 +262,11 @@ def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, t
 @pytest.mark.long
 def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
     case = replace(STATE.case, exercises=())
-    mends = Mends(host, DEFAULT_RUN)
-    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    matcher = KnownBugMatcher(host, DEFAULT_RUN)
+    one = matcher.explain(matcher.trials().look(case), DECLARED_VIEW)
     assert [entry.id for entry in one.known] == [STATE.id]
     assert one.trial.clean
-    assert STATE in mends.seen(WIDE, DECLARED_VIEW)
+    assert STATE in matcher.present(WIDE, DECLARED_VIEW)
 
 
 @pytest.mark.long

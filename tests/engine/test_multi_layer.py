@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.cases.blocks import Asked
+from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
 from eagletwin.cases.ledger.multi_layer_topk import PATH
@@ -65,7 +65,7 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
             max_cases=40,
             shrink_seconds=0.0,
             command="",
-            asked=Asked(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
+            asked=SearchConstraints(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
@@ -93,7 +93,7 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
             max_cases=cases,
             shrink_seconds=0.0,
             command="",
-            asked=Asked(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
+            asked=SearchConstraints(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
@@ -225,7 +225,12 @@ def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(ho
         trials,
         tmp_path,
         Plan(
-            seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", asked=Asked(held=held, sampling="", wanted=PLAIN)
+            seed=2,
+            seconds=1e9,
+            max_cases=20,
+            shrink_seconds=0.0,
+            command="",
+            asked=SearchConstraints(held=held, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
@@ -294,11 +294,11 @@ def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -
 @pytest.mark.long
 def test_a_search_mends_there_what_is_proven_in_one_process(staged: Host) -> None:
     """The cases of most entries have a target of one layer, which no pipeline runs."""
-    mends = Mends(staged, replace(DEFAULT_RUN, mode=staged.mode))
+    matcher = KnownBugMatcher(staged, replace(DEFAULT_RUN, mode=staged.mode))
     entry = LEDGER["penalties"]
     assert not_in_stages(entry.case, 2)
-    assert entry in mends.seen(replace(entry.case, model="llama-gqa"), DECLARED_VIEW)
-    assert mends.ran == 0
+    assert entry in matcher.present(replace(entry.case, model="llama-gqa"), DECLARED_VIEW)
+    assert matcher.ran == 0
 
 
 def replace_engine(trace: Trace, **changed: Any) -> Trace:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER, PROBES
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import on_a_cpu, why_unreachable
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.trials import ask
@@ -25,7 +25,7 @@ from ..rows import spread
 # The ledger on the real worker: red without each fix, green with it; and what boundary records alone can see.
 
 
-@pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))))
+@pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not why_unreachable(entry, on_a_cpu(entry))))
 def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
     mode = on_a_cpu(entry)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from eagletwin.cases.ledger import LEDGER, patches_of
-from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.harness.check.recordings import JudgedServer, judged
-from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.report import weighing
-from eagletwin.harness.core.errors import HarnessError, InputError, guarded
+from eagletwin.cases.reach import on_a_cpu, why_unreachable
+from eagletwin.harness.check.recordings import JudgedServer, judge_recordings
+from eagletwin.harness.cli.main import run_command
+from eagletwin.harness.commands.report import recording_comparer
+from eagletwin.harness.core.errors import HarnessError, InputError, run_guarded
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
@@ -43,7 +43,7 @@ LENGTHS = (5, 20, 40, 65, 9, 33, 63, 100, 64, 12, 50, 31)
 
 # What integers show of the ledger's bugs that the CPU engine reaches.
 RECORDED = {
-    name: recorded(entry) for name, entry in LEDGER.items() if recorded(entry) and not unreached(entry, on_a_cpu(entry))
+    name: recorded(entry) for name, entry in LEDGER.items() if recorded(entry) and not why_unreachable(entry, on_a_cpu(entry))
 }
 
 
@@ -118,7 +118,7 @@ def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any],
             if len(list(mine.glob(f"*/{HEADER}"))) >= due:
                 break
             server.ended(0.1)
-    session = judged(mine, frozenset())
+    session = judge_recordings(mine, frozenset())
     assert sum(session.counts.values()) == due, session.servers[0].said
     assert session.servers[0].said.failures == 0, session.servers[0].said
     return session
@@ -138,7 +138,7 @@ def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, 
     session = recorded_by(servers, folder, model, how)
     assert session.status == "equal", session.report(120, "")
     assert rule_in_graphs(session.servers[0].folder) == ""
-    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints(model)), "cpu"))
+    weighed = judge_recordings(session.servers[0].folder, frozenset(), recording_comparer(*map(str, checkpoints(model)), "cpu"))
     assert weighed.status == "equal", weighed.report(120, "")
     rules = ["draft.proposal", "verify.accept", *(["draft.kv"] if model != "llama-mtp" else [])]
     assert min(weighed.checked[rule] for rule in rules) > 50
@@ -160,7 +160,7 @@ def test_recordings_of_which_no_draft_can_be_told_are_unknown(
     session = recorded_by(servers, folder, "llama-mtp", healthy)
     again = [one.folder for one in session.looked if behind_a_prefix(one.folder)]
     target, draft = map(str, checkpoints("llama-mtp"))
-    code = guarded(lambda: typed(["judge", str(again[0]), "--target", target, "--draft", draft, "--json"]))
+    code = run_guarded(lambda: run_command(["judge", str(again[0]), "--target", target, "--draft", draft, "--json"]))
     facts = json.loads(capsys.readouterr().out)
     assert (code, facts["status"]) == (125, "unknown")
     assert facts["untold"] == {"rows of another request": 1}
@@ -170,7 +170,7 @@ def test_recordings_of_which_no_draft_can_be_told_are_unknown(
     assert "serve with --disable-radix-cache" in " ".join(facts["report"].split()).replace("- ", "-")
     page = (again[0] / "report.html").read_text(encoding="utf-8")
     assert "not compared: rows of another request" in page
-    whole = judged(session.servers[0].folder, frozenset(), weighing(target, draft, "cpu"))
+    whole = judge_recordings(session.servers[0].folder, frozenset(), recording_comparer(target, draft, "cpu"))
     assert whole.status == "equal"
     assert sum(whole.untold.values()) >= len(again)
     assert f"No draft was compared in {sum(whole.untold.values())} of" in " ".join(whole.report(100, "").split())
@@ -185,7 +185,9 @@ def behind_a_prefix(folder: Path) -> bool:
 def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(servers: Servers, folder: Path) -> None:
     session = recorded_by(servers, folder, "llama-tiny", {}, temperature=0.8)
     assert session.status == "equal", session.report(120, "")
-    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+    weighed = judge_recordings(
+        session.servers[0].folder, frozenset(), recording_comparer(*map(str, checkpoints("llama-tiny")), "cpu")
+    )
     assert weighed.status == "equal", weighed.report(120, "")
     assert weighed.checked["draft.proposal"] > 50 < weighed.checked["draft.kv"]
 
@@ -193,7 +195,9 @@ def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(serve
 @pytest.mark.long
 def test_what_a_request_asks_of_its_logits_is_no_fault_of_verify(servers: Servers, folder: Path) -> None:
     session = recorded_by(servers, folder, "llama-tiny", {}, logit_bias={"5": 50.0})
-    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+    weighed = judge_recordings(
+        session.servers[0].folder, frozenset(), recording_comparer(*map(str, checkpoints("llama-tiny")), "cpu")
+    )
     assert weighed.status == "equal", weighed.report(120, "")
 
 
@@ -243,11 +247,11 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
                 break
             server.ended(0.1)
         assert "ran, as patched" in server.log.read_text()
-    assert rule_of(judged(mine, frozenset())) == fault.rule
+    assert rule_of(judge_recordings(mine, frozenset())) == fault.rule
     assert rule_in_graphs(mine) == fault.graphs
     if fault.weights:  # 25015 without its rule: as in a CUDA graph, where positions are not seen
         without = frozenset({fault.rule} if fault.rule else ())
-        weighed = judged(mine, without, weighing(*map(str, checkpoints(fault.model)), "cpu"))
+        weighed = judge_recordings(mine, without, recording_comparer(*map(str, checkpoints(fault.model)), "cpu"))
         assert rule_of(weighed) in fault.weights.split(" or ")
 
 
@@ -270,7 +274,7 @@ def rule_in_graphs(folder: Path) -> str:
 def test_a_server_whose_recordings_nobody_could_judge_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adaptive: bool, memory: bool, why: str
 ) -> None:
-    monkeypatch.setattr(listener, "asked", lambda: (tmp_path / "recordings", RecordOptions()))
+    monkeypatch.setattr(listener, "read_record_options", lambda: (tmp_path / "recordings", RecordOptions()))
     monkeypatch.setattr(listener, "speculation", lambda _: SimpleNamespace(adaptive=adaptive, memory=memory))
     worker = SimpleNamespace(draft_worker=object())
     with pytest.raises(HarnessError, match=why):
@@ -296,9 +300,9 @@ def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(tmp_pa
         while not list(mine.glob(f"*/{HEADER}")):
             server.ended(0.1)
     [its] = [file.parent for file in mine.glob(f"*/{HEADER}")]
-    assert judged(mine, frozenset()).status == "equal"
+    assert judge_recordings(mine, frozenset()).status == "equal"
     with pytest.raises(InputError, match="permuted token ids"):
-        judged(mine, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+        judge_recordings(mine, frozenset(), recording_comparer(*map(str, checkpoints("llama-tiny")), "cpu"))
     trace = load_recording(its)
     kinds = {trace.array(n, name).dtype.kind for n, one in enumerate(trace.header.records) for name in one.tensors}
     assert kinds <= {"i", "u", "b"}

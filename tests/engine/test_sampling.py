@@ -14,7 +14,7 @@ from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import rejudge_with_context
 from eagletwin.harness.judge.replay import replay_requests
-from eagletwin.harness.judge.rules.sessions import as_asked
+from eagletwin.harness.judge.rules.sessions import with_full_prompts
 from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.page.run import tables_of
 
@@ -499,7 +499,7 @@ def test_a_bias_of_a_forbidden_token_widens_no_bound_of_two_traces(forbidden: Tr
     gone = int(logits[0].isneginf().nonzero()[0])
     biased = replace(GRAMMAR.requests[0], logit_bias=(*GRAMMAR.requests[0].logit_bias, Bias(token=gone, value=-100.0)))
     header = replace(forbidden.header, case=replace(GRAMMAR, requests=(biased, *GRAMMAR.requests[1:])))
-    story = replay_requests(as_asked(forbidden), "slot_layout")["a"]
+    story = replay_requests(with_full_prompts(forbidden), "slot_layout")["a"]
     assert story.target.plain is not None
     round = story.rounds[forbidden.header.records[number].round]
     off = torch.zeros_like(logits)

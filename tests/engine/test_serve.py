@@ -20,7 +20,7 @@ from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Mode
-from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected_rounds
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.protocol import Serve
 from eagletwin.harness.families import RECIPES
@@ -181,7 +181,7 @@ def test_rejection_sampling_takes_the_rounds_that_are_expected_of_its_texts(serv
         rows = target_rows(model_pair(model).reference_target(), RECIPES[model].target, tokens)
         said = (rows.logits[:-1] / temperature).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
         kept = chances(_Draft(model), tokens.tolist(), rows.hidden, said, 3, temperature)  # type: ignore[arg-type]
-        whole += expected(kept, len(prompt))
+        whole += expected_rounds(kept, len(prompt))
     assert whole.variance > 10
     assert abs(whole.deviations(sum(used(found)))) < MOST_DEVIATIONS
     # what the rounds would be if the draft were not asked, or always right

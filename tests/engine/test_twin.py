@@ -15,13 +15,13 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.machine import machine
 from eagletwin.cases.strategies import Focus
 from eagletwin.harness.check.confirm import check
-from eagletwin.harness.check.known import Mends, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen
-from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
+from eagletwin.harness.commands.fuzz.shrinking import Finding, ShrinkCallbacks, Shrinking
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.engines.host import Host
@@ -243,13 +243,13 @@ class Found:
         return self.finding.outcome.folder / "repro.py"
 
 
-def conclude(mends: Mends, case: Case, riding: tuple[str, ...], folder: Path) -> Finding:
+def conclude(matcher: KnownBugMatcher, case: Case, riding: tuple[str, ...], folder: Path) -> Finding:
     """What a search keeps of a case that it ran with candidate fixes of other bugs, where it has no time to make it smaller."""
-    trial = mends.trials(entries_of(riding)).look_alone(case)
+    trial = matcher.trials(entries_of(riding)).look_alone(case)
     assert trial.signature is not None
     seen = CaseSeen(block=NO_BLOCK, case=case, verdict=trial.verdict, signature=trial.signature, mended=riding)
-    teller = Teller(aside=lambda *_: None, news=print, look=print)
-    shrinking = Shrinking(seen, mends, folder / "finding-1", seconds=0.0, seed=0, command="", teller=teller)
+    teller = ShrinkCallbacks(aside=lambda *_: None, news=print, look=print)
+    shrinking = Shrinking(seen, matcher, folder / "finding-1", seconds=0.0, seed=0, command="", teller=teller)
     shrinking.shrink(None)
     return shrinking.conclude(1, 0.0)
 
@@ -259,7 +259,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
     """The fault of a tree."""
     tree, folder = plant(tmp_path_factory.mktemp("tree"), FAULT), tmp_path_factory.mktemp("run")
     with Host(source=resolve(str(tree))) as host:
-        yield Found(tree, conclude(Mends(host, replace(DEFAULT_RUN, sglang=str(tree))), CASE, RIDING, folder))
+        yield Found(tree, conclude(KnownBugMatcher(host, replace(DEFAULT_RUN, sglang=str(tree))), CASE, RIDING, folder))
 
 
 def test_what_rides_along_is_dropped_also_where_time_is_up(found: Found) -> None:
@@ -274,9 +274,9 @@ def test_what_rides_along_is_dropped_also_where_time_is_up(found: Found) -> None
 def test_it_is_1_on_the_broken_tree_and_0_on_the_release(found: Found, tmp_path: Path) -> None:
     broken = forked.script(found.script, cwd=tmp_path, source=resolve(str(found.tree)))
     assert broken.returncode == 1, broken
-    fixed = forked.script(found.script, "--sglang", installed("sglang"), cwd=tmp_path, source=INSTALLED)
+    fixed = forked.script(found.script, "--sglang", installed_version("sglang"), cwd=tmp_path, source=INSTALLED)
     assert fixed.returncode == 0, fixed
-    assert f"Fixed: {FINDING} does not show on SGLang {installed('sglang')}." in fixed.stdout
+    assert f"Fixed: {FINDING} does not show on SGLang {installed_version('sglang')}." in fixed.stdout
 
 
 # Of a function that the case calls, in a text that this SGLang does not have.
@@ -321,8 +321,8 @@ def test_a_candidate_fix_without_which_a_known_bug_shows_first_stays(host: Host,
     backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
     edit = Edit(target=f"{worker}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))
     case = replace(tail.case, exercises=(), requests=(Request(id="a", prompt=(7, 19, 3, 5), max_new_tokens=4),))
-    mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
-    finding = conclude(mends, case, (RIDING[1], tail.id, RIDING[2]), tmp_path)
+    matcher = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
+    finding = conclude(matcher, case, (RIDING[1], tail.id, RIDING[2]), tmp_path)
     assert finding.signature.rule != tail.rule
     assert (finding.run.workarounds, finding.facts.changes) == ((tail.remedy,), ["--remedy", tail.id])
 

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eagletwin.cases.sample_cases import drawn
+from eagletwin.cases.sample_cases import draw_cases
 from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
@@ -31,7 +31,7 @@ class Count:
         self.rows = self.near = self.otherwise = 0
 
     def __call__(self, weights: Any, router: str, score: Tensor, own: Tensor, *groups: int) -> Tensor:
-        found = experts.followed(weights, router, score, own, *groups)
+        found = experts.follow_routing(weights, router, score, own, *groups)
         chosen = weights.get(f"{router}{experts.CHOSEN}")
         if chosen is None:
             return found
@@ -49,16 +49,18 @@ def main(model: str, dtype: str, topk: int = 1, count: int = 40, seed: int = 1) 
     counted, told, untold = Count(), Counter[str](), Counter[str]()
     headroom, ties, choices = 0.0, 0, 0
     with tempfile.TemporaryDirectory() as folder, Host(mode=Mode(dtype=dtype)) as host:  # type: ignore[arg-type]
-        for number, case in enumerate(drawn(cases(Focus(model=model, topk=topk), held=("model", "topk")), count, seed)):
+        for number, case in enumerate(draw_cases(cases(Focus(model=model, topk=topk), held=("model", "topk")), count, seed)):
             at = Path(folder, str(number))
             at.mkdir()
             trace = host.engine(case).run(case, at)
             verdict = judge_module.judge(trace)
             told[f"{verdict.status} {verdict.reason}".strip()] += 1
             headroom, ties, choices = max(headroom, verdict.headroom), ties + verdict.ties, choices + verdict.choices
-            untold["equal" if not judge_module.compared(trace, frozenset(), DECLARED_VIEW)[0].divergences else "diverged"] += 1
-            with mock.patch.object(experts, "followed", counted), mock.patch.object(experts, "followed", counted):
-                judge_module.compared(trace, frozenset(), DECLARED_VIEW, "as the trace")
+            untold[
+                "equal" if not judge_module.compare_trace(trace, frozenset(), DECLARED_VIEW)[0].divergences else "diverged"
+            ] += 1
+            with mock.patch.object(experts, "follow_routing", counted), mock.patch.object(experts, "follow_routing", counted):
+                judge_module.compare_trace(trace, frozenset(), DECLARED_VIEW, "as the trace")
     print(f"{model} {dtype}: {dict(told)}; by the reference's own choices {dict(untold)}; error {headroom:.2f}")
     print(f"  choices of tokens: {choices}, ties {ties / max(1, choices):.1%}")
     share = [n / max(1, counted.rows) for n in (counted.near, counted.otherwise)]

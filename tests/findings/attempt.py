@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.core.errors import HarnessError, InputError, guarded
+from eagletwin.harness.core.errors import HarnessError, InputError, run_guarded
 from eagletwin.harness.core.terminal import each
 
 ROOT = Path(__file__).parents[2]
@@ -251,4 +251,4 @@ def main(names: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: main(sys.argv[1:])))
+    sys.exit(run_guarded(lambda: main(sys.argv[1:])))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagletwin.harness.core.errors import terminated_as_interrupted
+from eagletwin.harness.core.errors import interrupt_on_sigterm
 
 from .compare import differences, text
 
@@ -38,7 +38,7 @@ def main() -> int:
     compare.add_argument("new", type=Path)
     verbs.add_parser("commands", help="run a table of fast commands").add_argument("file", type=Path)
     given = parser.parse_args()
-    with terminated_as_interrupted():
+    with interrupt_on_sigterm():
         return run(given)
 
 

@@ -20,9 +20,9 @@ import msgspec
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import on_a_cpu, why_unreachable
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case, without_defaults
@@ -57,7 +57,7 @@ def ledger() -> Iterator[Item]:
     """Both sides of each entry that a CPU can run, in its own model."""
     for entry in LEDGER.values():
         mode = on_a_cpu(entry)
-        for side in ("green", "red") if not unreached(entry, mode) else ():
+        for side in ("green", "red") if not why_unreachable(entry, mode) else ():
             run = entry.run(getattr(entry, side), RunSpec(mode=mode, limits=LIMITS))
             yield Item(f"ledger/{entry.id}/{side}", entry.case, run, (entry.id,), side)
 
@@ -66,16 +66,16 @@ def drawn(host: Host, seed: int, blocks: Iterable[int], done: Collection[str]) -
     """The cases of these blocks of a search, each with the remedies and the view that the search begins it with. done: ids of
     cases that are not run again: no engine is built for a block that has no other."""
     draw_from_seeds_alone()
-    mends, chosen = Mends(host, RunSpec(limits=LIMITS)), SearchOptions(seed=seed).asked
+    matcher, chosen = KnownBugMatcher(host, RunSpec(limits=LIMITS)), SearchOptions(seed=seed).constraints
     for number in blocks:
         block = block_of(seed, number, chosen)
         cases = {f"drawn/{seed}/{number:05}/{place:02}": case for place, case in enumerate(block.cases())}
-        run, entries = mends.run, tuple[Entry, ...]()
+        run, entries = matcher.run, tuple[Entry, ...]()
         if not all(name in done for name in cases):
-            views = mends.views(block.probe)
+            views = matcher.views(block.probe)
             view = views[Random(block.draw_seed).randrange(len(views))]
-            entries = () if block.as_released else mends.seen(block.probe, view)
-            run = mends.trials(entries, view).run
+            entries = () if block.as_released else matcher.present(block.probe, view)
+            run = matcher.trials(entries, view).run
         yield from (Item(name, case, run, tuple(entry.id for entry in entries)) for name, case in cases.items())
 
 

@@ -22,7 +22,7 @@ from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.source import INSTALLED, use
 from eagletwin.harness.engines.start import _environment
 from eagletwin.harness.testing.plugin import named_source
-from eagletwin.reference.tree import accept_row, moved
+from eagletwin.reference.tree import accept_row, move_rows
 
 from ..kernels import cuts
 
@@ -162,7 +162,7 @@ def path_comes_to_the_front(batch: Batch) -> None:
         SimpleNamespace(get_kvcache=lambda: pool),
     )
     for old, new in zip(before, pool.rows, strict=True):
-        assert torch.equal(new, moved(old, case.moves))
+        assert torch.equal(new, move_rows(old, case.moves))
 
 
 def test_an_accepted_path_comes_to_the_front() -> None:

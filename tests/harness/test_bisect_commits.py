@@ -16,7 +16,7 @@ from eagletwin.harness.commands.bisect.commits import bisect_commits, ends_of
 from eagletwin.harness.commands.bisect.report import VersionsOutcome, version_report
 from eagletwin.harness.commands.bisect.state import Looked, Sighting, Subject, open_run, plan_of
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.errors import HarnessError, InputError, terminated_as_interrupted
+from eagletwin.harness.core.errors import HarnessError, InputError, interrupt_on_sigterm
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 
@@ -194,7 +194,7 @@ def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_pat
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with terminated_as_interrupted(), pytest.raises(KeyboardInterrupt):
+    with interrupt_on_sigterm(), pytest.raises(KeyboardInterrupt):
         bisect(tmp_path, repository)
     assert not list((tmp_path / "tmp").iterdir())
     assert len(git(repository, "worktree", "list").splitlines()) == 1

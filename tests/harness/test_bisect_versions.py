@@ -22,11 +22,11 @@ from eagletwin.harness.commands.bisect.state import (
     Unclear,
     conclude,
     fault_of,
+    is_settled,
     next_between,
     next_end,
     open_run,
     plan_of,
-    settled,
 )
 from eagletwin.harness.core.case import Case, Request
 
@@ -45,7 +45,7 @@ ABSENT = Sighting(status="unknown", why="SGLang cannot be imported: no", ran=Fal
 def looks(*sightings: Sighting) -> tuple[Sighting, ...]:
     """What is seen when a version is looked at until it is settled, going through `sightings` again and again."""
     seen: list[Sighting] = []
-    while not settled(seen):
+    while not is_settled(seen):
         seen.append(sightings[len(seen) % len(sightings)])
     return tuple(seen)
 

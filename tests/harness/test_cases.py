@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import Focus, cases
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.fuzz.shrinking import cuts, size, sizes
 from eagletwin.harness.core.case import (
     Bias,
@@ -30,7 +30,7 @@ from eagletwin.harness.core.case import (
     in_runs,
     pretty_case,
 )
-from eagletwin.harness.core.errors import InputError, guarded
+from eagletwin.harness.core.errors import InputError, run_guarded
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case, decode_case, read_case
@@ -277,8 +277,10 @@ def test_cases_that_sample_have_an_engine_of_their_own_whatever_their_coins() ->
     other = changed(requests=[{**GOOD["requests"][0], "sampling": {}}], engine={"sglang": {"random_seed": 7}})
     assert decode_case(other, "x").configuration() == sampled.configuration()
     name = GOOD["requests"][0]["id"]
-    assert decode_case(hot, "x").sampled(name) is not None
-    assert decode_case(with_request(sampling={"top_k": 1}), "x").sampled(name) is None  # the one best: as SGLang sees it too
+    assert decode_case(hot, "x").sampling_of(name) is not None
+    assert (
+        decode_case(with_request(sampling={"top_k": 1}), "x").sampling_of(name) is None
+    )  # the one best: as SGLang sees it too
 
 
 def test_the_command_ends_in_128_and_writes_nothing(
@@ -286,7 +288,7 @@ def test_the_command_ends_in_128_and_writes_nothing(
 ) -> None:
     (tmp_path / "bad.json").write_bytes(changed(num_steps=0))
     monkeypatch.chdir(tmp_path)
-    assert guarded(lambda: typed(["check", "bad.json", "--out", "runs"])) == 128
+    assert run_guarded(lambda: run_command(["check", "bad.json", "--out", "runs"])) == 128
     said = capsys.readouterr().err
     assert "num_steps" in said
     assert "Traceback" not in said
@@ -393,7 +395,7 @@ def test_a_saved_case_is_read_as_it_was(case: Case) -> None:
 
 def test_cuts_are_valid_and_lead_to_one_token() -> None:
     for number in (1, 5, 8):
-        case = max(block_of(0, number, Asked()).cases(), key=size)
+        case = max(block_of(0, number, SearchConstraints()).cases(), key=size)
         for cut in cuts(case):
             check_case(cut, "cut")
             assert cut != case

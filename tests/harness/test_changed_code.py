@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.differs import Changes, Differs, Point, merged, needs_cuda, together, unknown_changes, with_executed
-from eagletwin.harness.engines.changed_code import add_calls, changed
+from eagletwin.harness.core.differs import (
+    Changes,
+    Differs,
+    Point,
+    merge_differs,
+    needs_cuda,
+    together,
+    unknown_changes,
+    with_executed,
+)
+from eagletwin.harness.engines.changed_code import add_calls, compare_sources
 
 # Which functions of a file changed: those whose own code did, and those that read a name that means something else now.
 
@@ -122,7 +131,7 @@ def test_the_functions_that_a_change_reaches_are_named(what: str) -> None:
     (old, new), functions, removed, outside = CHANGES[what]
     assert OLD.count(old) == 1 or not old
     text = OLD.replace(old, new) if old else OLD
-    found = changed(OLD, text, "m")
+    found = compare_sources(OLD, text, "m")
     assert {place.name for place in found.places} == {f"m.{name}" for name in functions}
     assert set(found.removed) == {f"m.{name}" for name in removed}
     assert found.outside == outside
@@ -132,12 +141,12 @@ def test_the_functions_that_a_change_reaches_are_named(what: str) -> None:
 
 
 def test_kernels_are_distinguished_from_functions() -> None:
-    kernels = {place.name for place in changed(None, OLD, "m").places if place.kernel}
+    kernels = {place.name for place in compare_sources(None, OLD, "m").places if place.kernel}
     assert kernels == {"m.kernel", "m.sized_kernel"}
 
 
 def test_all_functions_of_a_new_file_are_new() -> None:
-    found = changed(None, "def f():\n    pass\n", "m")
+    found = compare_sources(None, "def f():\n    pass\n", "m")
     assert [place.name for place in found.places] == ["m.f"]
     assert not found.removed
 
@@ -169,7 +178,7 @@ TWINS = {
 
 @pytest.mark.parametrize("what", sorted(TWINS))
 def test_of_what_has_one_name_twice_the_order_counts(what: str) -> None:
-    assert "m.f" in {place.name for place in changed(*TWINS[what], "m").places}
+    assert "m.f" in {place.name for place in compare_sources(*TWINS[what], "m").places}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +268,7 @@ def test_each_changed_statement_is_noted_when_it_runs(what: str) -> None:
     old, text, large, zero, never = EDITS[what]
     assert STATEMENTS_OLD.count(old) == 1
     new = STATEMENTS_OLD.replace(old, text)
-    points = tuple(point for place in changed(STATEMENTS_OLD, new, "m").places for point in place.points)
+    points = tuple(point for place in compare_sources(STATEMENTS_OLD, new, "m").places for point in place.points)
     lines = new.splitlines()
 
     def texts(some: set[Point]) -> set[str]:
@@ -287,21 +296,21 @@ def f(x):
 
 def test_a_statement_says_under_which_condition_on_the_device_it_stands() -> None:
     new = GATED.replace("= 1", "= 2")
-    points = changed(GATED, new, "m").places[0].points
+    points = compare_sources(GATED, new, "m").places[0].points
     lines = new.splitlines()
     gates = {lines[point.line - 1].strip(): point.gate for point in points}
     assert gates == {"a = 2": "x.is_cuda", "b = 2": "not (x.is_cuda)", "c = 2": "_is_hip", "d = 2": "not (_is_hip)"}
 
 
 def test_places_of_one_line_are_told_apart() -> None:
-    [place] = changed("def f(x):\n    if x: y = 1; z = 1\n", "def f(x):\n    if x: y = 2; z = 2\n", "m").places
+    [place] = compare_sources("def f(x):\n    if x: y = 1; z = 1\n", "def f(x):\n    if x: y = 2; z = 2\n", "m").places
     assert place.of_file("m.py").places == ("m.py:2:11", "m.py:2:18")
 
 
 def test_a_function_whose_original_is_not_at_hand_counts_as_a_whole() -> None:
-    [unlisted] = changed(None, "def f(x):\n    a = x\n    return a\n", "m").places
+    [unlisted] = compare_sources(None, "def f(x):\n    a = x\n    return a\n", "m").places
     assert [point.where for point in unlisted.points] == ["entry"]
-    [new] = changed("", "def f(x):\n    a = x\n    return a\n", "m").places
+    [new] = compare_sources("", "def f(x):\n    a = x\n    return a\n", "m").places
     assert [(point.line, point.where) for point in new.points] == [(2, "before"), (3, "before")]
 
 
@@ -374,7 +383,7 @@ CONDITIONAL = {
 def test_a_change_that_is_passed_over_is_not_noted(what: str) -> None:
     old, new, acts = CONDITIONAL[what]
     before, now = (f"def f(x, y, seen):\n{textwrap.indent(body, '    ')}" for body in (old, new))
-    [place] = changed(before, now, "m").places
+    [place] = compare_sources(before, now, "m").places
     tree, ran = ast.parse(now), set[int]()
     add_calls(tree, [(point, number) for number, point in enumerate(place.points)], "_note")  # type: ignore[misc]
     scope: dict[str, Any] = {"_note": ran.add}
@@ -392,7 +401,7 @@ def test_a_change_that_is_passed_over_is_not_noted(what: str) -> None:
 )
 def test_a_default_acts_in_a_call_that_has_it(default: str, given: tuple[int, ...], acts: bool) -> None:
     new, ran = f"def f(x={default}):\n    return x\n", set[int]()
-    [place] = changed("def f(x=1):\n    return x\n", new, "m").places
+    [place] = compare_sources("def f(x=1):\n    return x\n", new, "m").places
     add_calls(tree := ast.parse(new), [(point, 1) for point in place.points], "_note")  # type: ignore[misc,list-item]
     scope: dict[str, Any] = {"_note": ran.add}
     exec(compile(tree, "f.py", "exec"), scope)
@@ -428,7 +437,7 @@ def call(x):
     ],
 )
 def test_who_reads_a_changed_name_is_changed_where_that_is_known(old: str, new: str, readers: dict[str, str]) -> None:
-    found = changed(BOUND, BOUND.replace(old, new), "m")
+    found = compare_sources(BOUND, BOUND.replace(old, new), "m")
     assert ({place.name: place.points[0].test for place in found.places}, found.outside) == (readers, True)
 
 
@@ -548,7 +557,7 @@ def test_what_a_change_does_to_the_numbers_is_said_where_the_base_was_run() -> N
 
 
 def test_ranks_run_a_change_together_and_a_tree_with_a_patch_is_one_change() -> None:
-    both = merged([with_executed(TWO, ["m.py:2"]), with_executed(TWO, ["m.py:9"])])
+    both = merge_differs([with_executed(TWO, ["m.py:2"]), with_executed(TWO, ["m.py:9"])])
     assert both.ran == ("m.f", "m.g")
     patch = Differs(base="", patch="p", functions=("n.h",), statements={"n.h": ("n.py:1 (p)",)})
     one = together([both, patch])

@@ -15,7 +15,7 @@ import torch
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.check.confirm import Outcome
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands import doctor
 from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
@@ -26,7 +26,7 @@ from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, INTERRUPTED, AlreadyReported, InputError, guarded
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, INTERRUPTED, AlreadyReported, InputError, run_guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header, write_trace
 from eagletwin.harness.core.verdict import Verdict
@@ -80,7 +80,7 @@ def test_a_usage_error_is_128_and_says_why(
 ) -> None:
     """Of what ends a process, test_exit_codes.py has examples."""
     monkeypatch.chdir(tmp_path)
-    assert guarded(lambda: typed(USAGE[what])) == 128
+    assert run_guarded(lambda: run_command(USAGE[what])) == 128
     said = capsys.readouterr().err
     assert said.strip()
     assert "Traceback" not in said
@@ -193,7 +193,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         for entry in entries:
             asked.append(entry.id)
-            sides = Verdict(status="equal"), Verdict(status=proving._red(entry.rule), rule=entry.rule)
+            sides = Verdict(status="equal"), Verdict(status=proving._expected_status(entry.rule), rule=entry.rule)
             yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
 
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
@@ -242,7 +242,7 @@ def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    assert guarded(reported) == guarded(interrupted) == EXIT_INTERRUPTED
+    assert run_guarded(reported) == run_guarded(interrupted) == EXIT_INTERRUPTED
     assert capsys.readouterr().err == f"{INTERRUPTED}\n"
 
 

@@ -19,25 +19,25 @@ from torch import Tensor
 from eagletwin.cases.blocks import AGAIN, Block, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.compare import two
 from eagletwin.harness.commands.compare.command import old_arguments
 from eagletwin.harness.commands.compare.groups import (
     EQUAL,
     GROUPS,
-    Answered,
+    ComparedCase,
     Example,
     Result,
     SharedCase,
     SideResult,
     cases_of_ledger,
     count_rounds,
-    entries_named,
     group_of,
+    select_entries,
 )
-from eagletwin.harness.commands.compare.report import Comparing, document_of
+from eagletwin.harness.commands.compare.report import CompareReport, document_of
 from eagletwin.harness.commands.compare.report import facts_of as typed_facts_of
-from eagletwin.harness.commands.compare.two import Asking, Sides, runs_as_base, said_by
+from eagletwin.harness.commands.compare.two import ComparisonRun, Sides, runs_as_base, said_by
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.commands.result import AcceptedFacts, RoundsFacts
@@ -88,8 +88,8 @@ PAIRS = {
 }
 
 
-def answered(base: SideResult, head: SideResult, **more: object) -> Answered:
-    return Answered(SharedCase("one", CASE), base, head, **more)  # type: ignore[arg-type]
+def answered(base: SideResult, head: SideResult, **more: object) -> ComparedCase:
+    return ComparedCase(SharedCase("one", CASE), base, head, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("base", "head"), PAIRS)
@@ -190,7 +190,7 @@ def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
 
 def steered(runs: Callable[[Block], bool], blocks: int) -> list[Block]:
     """The first blocks of a comparison whose cases run the change where `runs` says so."""
-    steering, found = Steering(0, SearchOptions().asked), list[Block]()
+    steering, found = Steering(0, SearchOptions().constraints), list[Block]()
     for block in islice(steering.blocks(), blocks):
         found.append(block)
         steering.add(block.probe, ("a.py:1",) if runs(block) else (), block.number)
@@ -199,7 +199,7 @@ def steered(runs: Callable[[Block], bool], blocks: int) -> list[Block]:
 
 @pytest.mark.parametrize("often", [True, False])
 def test_where_no_case_or_every_case_runs_the_change_the_blocks_are_those_of_fuzz(often: bool) -> None:
-    asked = SearchOptions().asked
+    asked = SearchOptions().constraints
     assert steered(lambda block: often, 12) == [block_of(0, number, asked) for number in range(12)]
 
 
@@ -207,7 +207,7 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
     def keeps_states(block: Block) -> bool:
         return RECIPES[block.focus.model].target.states > 0
 
-    first, asked = steered(keeps_states, 60), SearchOptions().asked
+    first, asked = steered(keeps_states, 60), SearchOptions().constraints
     assert sum(map(keeps_states, first)) >= 4 * sum(keeps_states(block_of(0, number, asked)) for number in range(60))
     assert len({block.number for block in first}) == 60
     assert {block.number for block in first} > set(range(6))  # one block of ten
@@ -221,38 +221,38 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
 
 
 def test_the_ledger_is_asked_as_the_tree_is_and_once() -> None:
-    asked = cases_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
+    asked = cases_of_ledger(select_entries(["25015", "8409", "25015"]), CPU)
     assert [(one.name, one.view) for one in asked] == [("25015", "slot_layout"), ("8409", "true_tree")]
-    assert entries_named(["none"]) == []
-    assert not any(one.name.startswith("context-end") for one in cases_of_ledger(entries_named(["all"]), CPU))
+    assert select_entries(["none"]) == []
+    assert not any(one.name.startswith("context-end") for one in cases_of_ledger(select_entries(["all"]), CPU))
     with pytest.raises(InputError, match="and other entries as well"):
-        entries_named(["none", "25015"])
+        select_entries(["none", "25015"])
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="--markdown and --json"):
-        typed(["compare", "a", "b", "--markdown", "--json"])
+        run_command(["compare", "a", "b", "--markdown", "--json"])
     with pytest.raises(InputError, match="no entry of the ledger"):
-        typed(["compare", "a", "b", "--cases", "0", "--ledger", "none"])
+        run_command(["compare", "a", "b", "--cases", "0", "--ledger", "none"])
 
 
-def facts_of(one: Comparing) -> dict[str, Any]:
+def facts_of(one: CompareReport) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(typed_facts_of(one))
     return found
 
 
-def text_of(one: Comparing, columns: int) -> str:
+def text_of(one: CompareReport, columns: int) -> str:
     return rendered(document_of(typed_facts_of(one), Path("runs")), columns)
 
 
-def markdown_of(one: Comparing) -> str:
+def markdown_of(one: CompareReport) -> str:
     return comment_of(document_of(typed_facts_of(one), Path("runs")))
 
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"
 
 
-def comparing(answers: list[Answered], **more: object) -> Comparing:
+def comparing(answers: list[ComparedCase], **more: object) -> CompareReport:
     given: dict[str, object] = {
         "result": Result(answers),
         "names": ("0.5.23", HOSTILE),
@@ -263,7 +263,7 @@ def comparing(answers: list[Answered], **more: object) -> Comparing:
         "changes": (Changes(), Changes(Differs(base=HOSTILE, functions=(HOSTILE,)), {}, 3)),
         "mutual": True,
     }
-    return Comparing(**{**given, **more})  # type: ignore[arg-type]
+    return CompareReport(**{**given, **more})  # type: ignore[arg-type]
 
 
 def test_hostile_text_is_no_markdown() -> None:
@@ -393,9 +393,9 @@ def test_stdout_holds_one_value_however_a_comparison_ends(
     tree.mkdir(parents=True)
     (tree / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eagletwin.harness.commands.compare.two.Asking._ask", ends)
+    monkeypatch.setattr("eagletwin.harness.commands.compare.two.ComparisonRun._ask", ends)
     with pytest.raises((AlreadyReported, HarnessError)):
-        typed(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
+        run_command(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code
     assert json.loads((tmp_path / "eagletwin-runs" / "compare" / "comparison.json").read_text())["exit_code"] == code
 
@@ -408,15 +408,15 @@ def test_a_bug_that_both_sides_have_by_their_code_is_counted_and_not_run(
         def believes(self, question: SharedCase) -> bool:
             return question.name == "row-overflow" and not self.every
 
-        def ask(self, question: SharedCase) -> Answered:
-            return Answered(question, EQUAL, EQUAL)
+        def ask(self, question: SharedCase) -> ComparedCase:
+            return ComparedCase(question, EQUAL, EQUAL)
 
     host = SimpleNamespace(connection=lambda: None, source=resolve("0.5.23"), mode=CPU, beside=lambda *_: host)
     monkeypatch.setattr(two, "Sides", Fake)
     plan = SearchOptions(max_cases=0).plan
-    questions = cases_of_ledger(entries_named(["26329", "row-overflow"]), CPU)
+    questions = cases_of_ledger(select_entries(["26329", "row-overflow"]), CPU)
     names = ("0.5.23", "0.5.22")
-    one = Asking(
+    one = ComparisonRun(
         names=names, questions=questions, every=every, plan=plan, words=(), unreached=(), run=DEFAULT_RUN, out=tmp_path
     )
     one._ask((host, host), None, tmp_path)  # type: ignore[arg-type]
@@ -450,10 +450,10 @@ def test_old_arguments_that_cannot_be_translated_are_refused_with_the_new_comman
     assert re.match(r"eagletwin compare (BASE HEAD|0.5.22 tree) --case CASE$", refused.value.remedy)
 
 
-def many(count: int, side: SideResult, name: str) -> list[Answered]:
+def many(count: int, side: SideResult, name: str) -> list[ComparedCase]:
     folder = Path(f"runs/broken-{name}-0")
     return [
-        Answered(
+        ComparedCase(
             SharedCase(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}")
         )
         for n in range(count)

@@ -13,7 +13,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import trials
 from eagletwin.harness.check.argument import error
 from eagletwin.harness.check.trials import base_of as two_trees_base_of
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.numbers import _doubts
 from eagletwin.harness.commands.compare.one import base_of, decide, stand_of
@@ -30,7 +30,7 @@ from eagletwin.harness.commands.fuzz.tally import FindingFacts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Changes, Differs, Watch
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
@@ -267,7 +267,7 @@ def test_a_fixed_bug_that_shows_is_to_be_confirmed(version: str) -> None:
 def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"--history .* cannot be written"):
-        typed(["compare", "--ledger", "26329", "--minutes", "0", "--history", str(tmp_path / "file" / "h.jsonl")])
+        run_command(["compare", "--ledger", "26329", "--minutes", "0", "--history", str(tmp_path / "file" / "h.jsonl")])
 
 
 def test_a_job_that_was_ended_says_so() -> None:
@@ -393,16 +393,18 @@ def of(version: str) -> trials.Base | None:
     return trials.base_of(host, DEFAULT_RUN)
 
 
-@pytest.mark.parametrize("version", [f"{installed('sglang')}+dirty.12345678", "1a2b3c4d5e", "1a2b3c4d5e+dirty.1", "tree-0"])
+@pytest.mark.parametrize(
+    "version", [f"{installed_version('sglang')}+dirty.12345678", "1a2b3c4d5e", "1a2b3c4d5e+dirty.1", "tree-0"]
+)
 def test_a_changed_tree_is_compared_with_its_release_or_with_the_installed_one(version: str) -> None:
     found = of(version)
     assert found is not None
-    assert found.called == f"SGLang {installed('sglang')}"
+    assert found.called == f"SGLang {installed_version('sglang')}"
     assert found.run.sglang == ""
 
 
 def test_a_copy_of_a_release_is_that_release() -> None:
-    assert of(installed("sglang")) is None
+    assert of(installed_version("sglang")) is None
 
 
 def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,5 +418,5 @@ def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: 
 
 
 def test_the_installed_release_is_at_hand_and_an_unknown_one_is_not() -> None:
-    assert at_hand(installed("sglang")) == INSTALLED
+    assert at_hand(installed_version("sglang")) == INSTALLED
     assert at_hand("0.0.1") is None

@@ -11,7 +11,7 @@ from eagletwin.harness.commands.fuzz import coverage
 from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, coverage_of, measured_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.engines.blocks import Block
 from eagletwin.harness.engines.difference import File, difference, watch_of
 from eagletwin.harness.engines.source import INSTALLED, Source
@@ -117,8 +117,8 @@ def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    assert coverage.read_coverage().sglang == installed("sglang"), "make it anew: python -m tests.lab coverage"
+    assert coverage.read_coverage().sglang == installed_version("sglang"), "make it anew: python -m tests.lab coverage"
     name = "sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_commit_track_indices_kernel"
-    steering = Steering(0, SearchOptions().asked, measured_of(INSTALLED.root, None, [name]))
+    steering = Steering(0, SearchOptions().constraints, measured_of(INSTALLED.root, None, [name]))
     first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 20)]
     assert sum(first) >= 12  # two of twenty by their numbers

@@ -16,7 +16,7 @@ from eagletwin.harness.judge.features import PREDICATES
 from eagletwin.harness.judge.rules import catalogue, rules_json
 from eagletwin.harness.testing import plugin
 from eagletwin.reference import layout, tree
-from eagletwin.reference.sizes import count_candidates, reserved
+from eagletwin.reference.sizes import count_candidates, reserved_slots
 
 from . import dimension_pages, rules_page
 from .test_tree_report import EXPANDED, SELECTED, WORKED, found
@@ -119,7 +119,7 @@ def test_the_sizes_of_trees_are_right() -> None:
         assert candidates == count_candidates(topk, num_steps)
         assert nodes <= candidates + 1
         assert proposing == 1 + (num_steps - 1) * topk
-        assert slots == [reserved(topk, num_steps, page, nodes) for page in (1, 4, 16)]
+        assert slots == [reserved_slots(topk, num_steps, page, nodes) for page in (1, 4, 16)]
 
 
 def test_the_drawn_layout_is_where_the_rows_lie() -> None:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace as replace_struct
 
-from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, IN_STEP, LONG, SMALL, Asked, Block, block_of
+from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, IN_STEP, LONG, SMALL, Block, SearchConstraints, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus, cases
 from eagletwin.harness.check.known import may_show
-from eagletwin.harness.commands.fuzz.coverage import TOPICS, has, narrowed, not_looked_at, topics_of
+from eagletwin.harness.commands.fuzz.coverage import TOPICS, feature_filter, has, not_looked_at, topics_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.shrinking import cuts
 from eagletwin.harness.core.case import (
@@ -32,8 +32,8 @@ from eagletwin.harness.core.case import (
     Sampling,
     SGLangSettings,
     encode_case,
-    expanded,
-    processed,
+    expand_samples,
+    processor_bias,
 )
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.grammar import writes
@@ -43,7 +43,7 @@ from eagletwin.harness.families.dimensions.grammar import grammars
 from eagletwin.harness.families.valid import check_case, decode_case, not_driven, not_in_stages, not_on_ranks
 from eagletwin.harness.families.windows import ENDING
 from eagletwin.harness.judge.request_logits import first_impossible
-from eagletwin.reference.sizes import reserved
+from eagletwin.reference.sizes import reserved_slots
 
 from ..rows import long
 from . import imported
@@ -53,7 +53,7 @@ from . import imported
 
 @pytest.mark.parametrize("seed", [0, *long(1, 2)])
 def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(seed: int) -> None:
-    blocks_of_it = [block_of(seed, number, Asked()) for number in range(6 * 47)]
+    blocks_of_it = [block_of(seed, number, SearchConstraints()) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
     apart = {"grammar backend"}  # a third of the blocks with grammars has it: the test below
@@ -76,7 +76,7 @@ def _extras(block: Block) -> set[str]:
 
 
 def test_most_blocks_have_several_things_at_once_and_one_that_runs_sglang_as_it_is_has_one() -> None:
-    drawn = [block_of(6, number, Asked()) for number in range(120)]
+    drawn = [block_of(6, number, SearchConstraints()) for number in range(120)]
     several = [frozenset(_extras(block)) for block in drawn if block.number % 2]
     assert sum(map(len, several)) / len(several) > 3
     assert len({*several}) > 0.9 * len(several)
@@ -88,7 +88,7 @@ def test_most_blocks_have_several_things_at_once_and_one_that_runs_sglang_as_it_
 
 def test_the_probe_of_a_block_shows_what_its_cases_may_show() -> None:
     """By it known bugs are mended before a case runs: of logprobs only those of a prompt show `input-logprob-id`."""
-    drawn = [block for number in range(60) if "logprobs" in (block := block_of(1, number, Asked())).asks]
+    drawn = [block for number in range(60) if "logprobs" in (block := block_of(1, number, SearchConstraints())).asks]
     assert len(drawn) > 4
     assert all(may_show(LEDGER["input-logprob-id"], block.probe) for block in drawn)
 
@@ -104,7 +104,7 @@ def _simplest(block: Block) -> Case:
 def test_smaller_cases_may_be_without_what_a_block_has_unless_it_was_asked_for() -> None:
     names = set[str]()
     for number in range(1, 25, 2):
-        block = block_of(6, number, Asked(held={"context_length": 64}))
+        block = block_of(6, number, SearchConstraints(held={"context_length": 64}))
         names |= _extras(block)
         seen = _simplest(block).engine.sglang
         plain = Focus(model=block.focus.model, context_length=64).case("plain", ()).engine.sglang
@@ -115,7 +115,7 @@ def test_smaller_cases_may_be_without_what_a_block_has_unless_it_was_asked_for()
 
 def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_is_else_as_without_it() -> None:
     def drawn(**held: str) -> list[Block]:
-        return [block_of(5, number, Asked(asks=("grammar",), held=held)) for number in range(60)]
+        return [block_of(5, number, SearchConstraints(asks=("grammar",), held=held)) for number in range(60)]
 
     blocks_of_both, without = drawn(), drawn(grammar_backend="xgrammar")
     guided = [block.focus.grammar_backend == "llguidance" for block in blocks_of_both]
@@ -125,7 +125,7 @@ def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_is_else_a
 
 @pytest.mark.parametrize("model", ["qwen3.5-nextn", "nemotron-h-nextn"])
 def test_where_the_prefix_cache_keeps_states_prompts_come_to_one_and_part_there(model: str) -> None:
-    drawn = [block_of(3, number, Asked(held={"model": model, "radix_cache": True})) for number in range(24)]
+    drawn = [block_of(3, number, SearchConstraints(held={"model": model, "radix_cache": True})) for number in range(24)]
     drawn = [
         block for block in drawn if block.focus.context_length == 0
     ]  # near the end of a context prompts are as long as that
@@ -140,7 +140,9 @@ def test_where_the_prefix_cache_keeps_states_prompts_come_to_one_and_part_there(
 
 
 def test_with_overlap_aborts_come_inside_a_step_in_half_of_the_blocks_and_all_else_is_the_same() -> None:
-    overlapping, plain = ([block_of(5, number, Asked(overlap=overlap)) for number in range(60)] for overlap in (True, False))
+    overlapping, plain = (
+        [block_of(5, number, SearchConstraints(overlap=overlap)) for number in range(60)] for overlap in (True, False)
+    )
     have = [IN_STEP in block.asks for block in overlapping]
     assert 20 < sum(have) < 40
     assert [replace(one, asks=tuple(ask for ask in one.asks if ask != IN_STEP)) for one in overlapping] == plain
@@ -149,22 +151,22 @@ def test_with_overlap_aborts_come_inside_a_step_in_half_of_the_blocks_and_all_el
     aborted = [event for case in block.cases() for event in case.events if event.step]
     assert aborted
     assert all(event.kind == "abort" and event.at == 0 for event in aborted)
-    assert {block_of(5, number, Asked(asks=("stream",), overlap=True)).asks for number in range(9)} == {("stream",)}
+    assert {block_of(5, number, SearchConstraints(asks=("stream",), overlap=True)).asks for number in range(9)} == {("stream",)}
 
 
 def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "added", replace(RECIPES["llama-tiny"], name="added"))
-    assert "added" in {block_of(0, number, Asked()).focus.model for number in range(40)}
+    assert "added" in {block_of(0, number, SearchConstraints()).focus.model for number in range(40)}
     assert any("added" in line for line in not_looked_at((), (), CPU))
 
 
 @pytest.mark.long
 def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> None:
     """A block that cannot start is lost; and so is the time of whoever types an option that cannot bring it."""
-    two = SearchOptions(run=RunSpec(mode=Mode(tp=2))).asked
+    two = SearchOptions(run=RunSpec(mode=Mode(tp=2))).constraints
     drawn = [block_of(0, number, two).probe for number in range(90)]
     assert {why for probe in drawn if (why := not_on_ranks(probe, 2))} == set()
-    refused = [why for number in range(90) if (why := not_on_ranks(block_of(0, number, Asked()).probe, 2))]
+    refused = [why for number in range(90) if (why := not_on_ranks(block_of(0, number, SearchConstraints()).probe, 2))]
     assert {why.partition(" ")[2].partition(",")[0] for why in refused} == {
         "decode on several ranks: not tried",
         "that another process broadcasts",
@@ -195,10 +197,10 @@ def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> N
 )
 def test_a_search_on_a_gpu_or_in_bfloat16_draws_what_runs_there_and_names_the_rest(mode: Mode) -> None:
     """What a search in this mode refuses, and names, is what no block of it has. All blocks without the mode have it."""
-    asked = SearchOptions(run=RunSpec(mode=mode)).asked
+    asked = SearchOptions(run=RunSpec(mode=mode)).constraints
     drawn = [block_of(0, number, asked).probe for number in range(90)]
     assert {why for probe in drawn if (why := not_driven(probe, mode))} == set()
-    assert {why for number in range(90) if (why := not_driven(block_of(0, number, Asked()).probe, mode))}
+    assert {why for number in range(90) if (why := not_driven(block_of(0, number, SearchConstraints()).probe, mode))}
     lines = not_looked_at((), (), mode)
     elsewhere = {
         topic.words for topic in TOPICS if any(line.startswith(f"{topic.words} (--only {topic.key} w") for line in lines)
@@ -231,7 +233,7 @@ def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
     assert "recipes: llama-gqa, llama-wide (--only llama-gqa)" in lines
     assert {"tensor parallelism (--tp 2 without --pp)", "the overlap scheduler (--overlap without --pp)"} <= {*lines}
     alone = {topic.words for topic in TOPICS if f"{topic.words} (--only {topic.key} without --pp)" in lines}
-    drawn = [block_of(0, number, Asked(stages=2)) for number in range(300)]
+    drawn = [block_of(0, number, SearchConstraints(stages=2)) for number in range(300)]
     seen = {name for block in drawn if not not_in_stages(block.probe, 2) for name in topics_of(block.probe)}
     assert not seen & alone
     asked = {name for block in drawn for name in topics_of(block.probe) if not_in_stages(block.probe, 2)}
@@ -240,18 +242,18 @@ def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
 
 def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_are_drawn() -> None:
     for number in (0, 2, 5):
-        block = block_of(3, number, Asked())
+        block = block_of(3, number, SearchConstraints())
         drawn = block.cases()
         assert len(drawn) == (FEW if block.large else BLOCK)
         assert {case.configuration() for case in drawn} == {block.probe.configuration()}
-        assert block_of(3, number, Asked()).cases() == drawn
+        assert block_of(3, number, SearchConstraints()).cases() == drawn
         for case in drawn:
             check_case(case, "generated")
-    assert {block_of(3, number, Asked()).size for number in range(11, 120, 12)} == {LONG, FEW}
+    assert {block_of(3, number, SearchConstraints()).size for number in range(11, 120, 12)} == {LONG, FEW}
 
 
 def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_need() -> None:
-    drawn = [block_of(4, number, Asked()) for number in range(160)]
+    drawn = [block_of(4, number, SearchConstraints()) for number in range(160)]
     large = [block for block in drawn if block.large]
     assert 4 <= len(large) < len(drawn) / 4
     assert all(block.large for block in drawn if block.focus.host_slots)
@@ -277,31 +279,31 @@ def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_n
 def test_no_chunk_beside_requests_that_run_is_empty_and_budgets_fall_all_the_same() -> None:
     falls = 0
     for number in range(6):
-        for case in block_of(3, number, Asked(wanted=narrowed(["mixed-chunks"], []))).cases():
+        for case in block_of(3, number, SearchConstraints(wanted=feature_filter(["mixed-chunks"], []))).cases():
             check_case(case, "generated")
             falls += any(size < before for before, size in itertools.pairwise(case.chunks))
     assert falls >= 12
 
 
 def test_only_and_not_narrow_a_search() -> None:
-    wanted = narrowed(["layers", "mimo-v2,step-3.5"], ["sampling"])
+    wanted = feature_filter(["layers", "mimo-v2,step-3.5"], ["sampling"])
     for number in range(12):
-        probe = block_of(0, number, Asked(wanted=wanted)).probe
+        probe = block_of(0, number, SearchConstraints(wanted=wanted)).probe
         assert probe.model in ("mimo-v2", "step-3.5")
         assert not has(probe, "sampling")
     with pytest.raises(InputError, match="no feature 'loops'"):
-        narrowed(["loops"], [])
+        feature_filter(["loops"], [])
     with pytest.raises(InputError, match="no generated case"):
-        block_of(0, 0, Asked(wanted=narrowed(["chains", "trees"], [])))
+        block_of(0, 0, SearchConstraints(wanted=feature_filter(["chains", "trees"], [])))
 
 
 def test_sglang_as_it_is_has_a_share_of_the_small_blocks_and_not_the_first() -> None:
-    blocks = [block_of(3, number, Asked()) for number in range(80)]
+    blocks = [block_of(3, number, SearchConstraints()) for number in range(80)]
     in_turn = [block for block in blocks if block.number % 8 == 4]
     large = [block for block in in_turn if block.large and not block.focus.host_slots]
     assert large
     assert [block for block in blocks if block.as_released] == [block for block in in_turn if block not in large]
-    cached = [block_of(7, number, Asked(held={"host_slots": 96, "radix_cache": True})) for number in range(8)]
+    cached = [block_of(7, number, SearchConstraints(held={"host_slots": 96, "radix_cache": True})) for number in range(8)]
     assert [(block.large, block.as_released) for block in cached] == [(True, number % 8 == 4) for number in range(8)]
 
 
@@ -309,7 +311,7 @@ def test_sglang_as_it_is_has_a_share_of_the_small_blocks_and_not_the_first() -> 
 
 
 def drawn(*features: str, blocks: int) -> list[Case]:
-    asked = SearchOptions(only=features).asked
+    asked = SearchOptions(only=features).constraints
     return [case for number in range(blocks) for case in block_of(0, number, asked).cases()]
 
 
@@ -319,7 +321,7 @@ def fill_the_pool(case: Case) -> bool:
         return False
     first, second = case.requests[:2]
     free = case.engine.sglang.max_total_tokens - len(first.prompt) - len(second.prompt)
-    round_slots = 2 * reserved(case.topk, case.most_steps, case.page_size, case.most_nodes)
+    round_slots = 2 * reserved_slots(case.topk, case.most_steps, case.page_size, case.most_nodes)
     alone = all(request.arrive > 0 for request in case.requests[2:])
     return (first.arrive, second.arrive, first.max_new_tokens) == (0, 0, 1) and alone and 0 < free < round_slots
 
@@ -377,7 +379,7 @@ def _needed(grammar: Grammar) -> list[int]:
 
 def _drawn(backend: str, blocks: int = 16) -> list[Request]:
     """Requests with a grammar and a processor that forbids tokens."""
-    asked = Asked(held={"grammar_backend": backend}, asks=("processor", "grammar"))
+    asked = SearchConstraints(held={"grammar_backend": backend}, asks=("processor", "grammar"))
     requests = [one for number in range(blocks) for case in block_of(7, number, asked).cases() for one in case.requests]
     return [one for one in requests if one.grammar is not None and one.processor is not None and one.processor.kind == "forbid"]
 
@@ -388,7 +390,7 @@ def test_no_processor_forbids_the_one_token_that_llguidance_may_allow() -> None:
     for request in drawn:
         assert request.grammar is not None
         assert request.processor is not None
-        more = processed(request.processor, 96)
+        more = processor_bias(request.processor, 96)
         assert not [token for token in _needed(request.grammar) if more[token] == -inf], request
         forbidding[request.processor.seed] += sum(number == -inf for number in more)
     assert len(forbidding) > 4, "they are not all the same one"
@@ -470,16 +472,16 @@ CASE = Case(name="x", model="llama-tiny", num_steps=2, requests=(WANTED, Request
 
 
 def test_a_request_of_no_new_tokens_comes_first_and_its_samples_are_all_that_was_asked() -> None:
-    first, one, two, other = expanded(CASE).requests
+    first, one, two, other = expand_samples(CASE).requests
     assert first == msgspec.structs.replace(WANTED, id="a.0", n=1, max_new_tokens=0, min_new_tokens=0, stream=False)
     assert [one, two] == [msgspec.structs.replace(WANTED, id=name, n=1, after="a.0") for name in ("a.1", "a.2")]
     assert other == CASE.requests[1]
 
 
 def test_what_the_scheduler_is_sent_is_a_case_and_stays_as_it_is() -> None:
-    sent = expanded(CASE)
+    sent = expand_samples(CASE)
     assert decode_case(encode_case(sent), "x") == sent
-    assert expanded(sent) is sent
+    assert expand_samples(sent) is sent
     assert sent.configuration() == CASE.configuration()
 
 
@@ -489,28 +491,30 @@ def test_plain_decode_is_not_asked_of_a_request_that_is_sent_nothing() -> None:
         requests=(msgspec.structs.replace(WANTED, sampling=None),),
         engine=EngineSettings(sglang=SGLangSettings(plain_decode=True)),
     )
-    assert expanded(greedy).told_plainly == ("a.1", "a.2")
+    assert expand_samples(greedy).told_plainly == ("a.1", "a.2")
 
 
 def test_blocks_that_are_asked_for_samples_have_some_and_others_none() -> None:
-    drawn = [case for number in range(6) for case in block_of(1, number, Asked(asks=("n",))).cases()]
+    drawn = [case for number in range(6) for case in block_of(1, number, SearchConstraints(asks=("n",))).cases()]
     assert sum(any(request.n > 1 for request in case.requests) for case in drawn) > len(drawn) / 2
-    without = [case for number in range(6) for case in block_of(1, number, Asked(asks=("stream",))).cases()]
+    without = [case for number in range(6) for case in block_of(1, number, SearchConstraints(asks=("stream",))).cases()]
     assert not any(request.n > 1 for case in without for request in case.requests)
 
 
 def test_a_sample_may_be_aborted_inside_a_step_and_turns_of_sessions_have_none() -> None:
-    aborted = [case for number in range(6) for case in block_of(1, number, Asked(asks=("n", "abort_in_step"))).cases()]
-    names = {one.id for case in aborted for one in expanded(case).requests if one.after}
+    aborted = [
+        case for number in range(6) for case in block_of(1, number, SearchConstraints(asks=("n", "abort_in_step"))).cases()
+    ]
+    names = {one.id for case in aborted for one in expand_samples(case).requests if one.after}
     assert {event.request for case in aborted for event in case.events if event.step} & names
-    turns = [case for number in range(6) for case in block_of(1, number, Asked(asks=("n", "session"))).cases()]
+    turns = [case for number in range(6) for case in block_of(1, number, SearchConstraints(asks=("n", "session"))).cases()]
     assert any(case.sessions for case in turns)
     assert any(request.n > 1 for case in turns for request in case.requests)
     assert not any(request.n > 1 and request.session for case in turns for request in case.requests)
 
 
 def test_samples_that_may_not_be_retracted_have_room() -> None:
-    blocks = [block_of(1, number, Asked(asks=("n",), retract=False)) for number in range(24)]
+    blocks = [block_of(1, number, SearchConstraints(asks=("n",), retract=False)) for number in range(24)]
     pools = {block.sampling is None: set[int]() for block in blocks}
     for block in blocks:
         pools[block.sampling is None].add(block.focus.max_total_tokens)
@@ -521,7 +525,7 @@ def test_samples_that_may_not_be_retracted_have_room() -> None:
 @settings(max_examples=12, deadline=None)
 def test_generated_samples_are_valid_and_are_taken_away_one_by_one(case: Case) -> None:
     check_case(case, "x")
-    check_case(expanded(case), "x")
+    check_case(expand_samples(case), "x")
     for request in case.requests:
         if request.n > 1:
             fewer = {

@@ -21,7 +21,7 @@ from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.engines.sglang import own_loader
 from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.boot import boot, preimport
-from eagletwin.harness.engines.sglang.boot.preimport import _remembered
+from eagletwin.harness.engines.sglang.boot.preimport import _load_or_compute
 from eagletwin.harness.engines.sglang.own_loader import SourceFinder, import_early
 from eagletwin.harness.engines.sglang.processes.zygote import left_to_the_engine
 from eagletwin.harness.engines.source import INSTALLED
@@ -265,7 +265,7 @@ def test_it_is_worked_out_once_and_again_when_a_file_changes(tmp_path: Path, mon
         return {frozenset({"torch"}): {f"model{len(asked)}": {"Model", "Other"}}}
 
     def ask() -> int:
-        assert _remembered("names", folder, work_out) == {frozenset({"torch"}): {f"model{len(asked)}": {"Model", "Other"}}}
+        assert _load_or_compute("names", folder, work_out) == {frozenset({"torch"}): {f"model{len(asked)}": {"Model", "Other"}}}
         return len(asked)
 
     assert [ask(), ask()] == [1, 1]
@@ -278,7 +278,7 @@ def test_it_is_worked_out_once_and_again_when_a_file_changes(tmp_path: Path, mon
     (folder / "llama" / "processing.py").touch()
     assert [ask(), ask()] == [4, 4]
     (folder / "llama" / "processing.py").unlink()  # as it was once
-    assert _remembered("names", folder, work_out) == {frozenset({"torch"}): {"model3": {"Model", "Other"}}}
+    assert _load_or_compute("names", folder, work_out) == {frozenset({"torch"}): {"model3": {"Model", "Other"}}}
     for file in (tmp_path / "cache" / "imports").iterdir():
         file.write_bytes(file.read_bytes()[:-3])
     assert [ask(), ask()] == [5, 5]

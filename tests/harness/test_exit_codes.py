@@ -16,9 +16,9 @@ import torch
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.repro import write_script
-from eagletwin.harness.cli.main import main, typed
+from eagletwin.harness.cli.main import main, run_command
 from eagletwin.harness.commands.bisect.commits import STEP
-from eagletwin.harness.core.errors import guarded
+from eagletwin.harness.core.errors import run_guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
@@ -128,7 +128,7 @@ def test_diff_is_0_only_where_something_was_compared_to_its_end(
 ) -> None:
     left, right, values, code = COMPARED[what]
     folders = recorded(tmp_path / "a", left, *values), recorded(tmp_path / "b", right, *values)
-    assert guarded(lambda: typed(["compare", *map(str, folders)])) == code
+    assert run_guarded(lambda: run_command(["compare", *map(str, folders)])) == code
     assert ("UNKNOWN: 0 compared" in capsys.readouterr().out) == (not values)
 
 

@@ -15,7 +15,7 @@ from eagletwin.harness.commands.result import (
     FailedFacts,
     SaidFacts,
     WrittenFacts,
-    tell_result,
+    emit_result,
     with_json,
 )
 from eagletwin.harness.core.errors import AlreadyReported
@@ -143,7 +143,7 @@ def test_ctrl_c_before_there_is_a_result_is_an_object(
 def test_an_interrupted_command_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     @with_json
     def interrupted() -> int:
-        tell_result(WrittenFacts(files={"page": "p"}))
+        emit_result(WrittenFacts(files={"page": "p"}))
         raise AlreadyReported(130)
 
     with pytest.raises(AlreadyReported):

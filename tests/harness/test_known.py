@@ -13,10 +13,10 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import known
 from eagletwin.harness.check import trials as judging
-from eagletwin.harness.check.confirm import needed, needed_in
+from eagletwin.harness.check.confirm import minimize_workarounds, needed_in
 from eagletwin.harness.check.known import (
     KINDS,
-    Mends,
+    KnownBugMatcher,
     Suspected,
     apart,
     candidates,
@@ -196,21 +196,21 @@ def test_a_live_bug_is_believed_without_a_run_where_the_tests_prove_it() -> None
     host: Any = SimpleNamespace(source=newest, mode=CPU)
 
     def believed(entry: Entry, **run: object) -> bool:
-        return Mends(host, replace(DEFAULT_RUN, **run)).as_proven(entry, entry.within)
+        return KnownBugMatcher(host, replace(DEFAULT_RUN, **run)).as_proven(entry, entry.within)
 
     assert bug.remedy is not None
     assert believed(bug)
     assert not believed(LEDGER["26329"])
     assert not believed(bug, kernels="interpreter")
     assert not believed(bug, patches=(replace(bug.remedy, name="a patch of what it edits"),))
-    assert not Mends(host, DEFAULT_RUN).as_proven(bug, "true_tree")
+    assert not KnownBugMatcher(host, DEFAULT_RUN).as_proven(bug, "true_tree")
 
 
 # Which of the bugs that a case may show are tried first, and how many runs that takes.
 
 
 class Case:
-    """Right with the remedies of all of `needed`; it breaks the rule of bugs a to d. runs: what it ran with, once each."""
+    """Right with all of `minimize_workarounds`; it breaks the rules of bugs a to d. runs: each that it ran with."""
 
     def __init__(self, needed: str, told: tuple[str, ...] = ()) -> None:
         self.needed, self.runs = set(needed), list[str]()
@@ -258,7 +258,7 @@ EIGHT = tuple("abcdefgh")
 
 
 class FewestCase:
-    """Right with all of `needed`, or all of one of several. runs: the different questions that were asked."""
+    """Right with all of `minimize_workarounds`, or all of one of several. runs: the different questions that were asked."""
 
     def __init__(self, *needed: str) -> None:
         self.needed = [frozenset(one) for one in needed]
@@ -338,12 +338,12 @@ class Finding:
 
 @pytest.mark.parametrize("needs", ["", "c", "bg", "abcdefgh"])
 def test_a_finding_keeps_the_workarounds_alone_that_it_needs(needs: str) -> None:
-    assert needed(ALL, trial(), Finding(needs).look) == tuple(needs)
+    assert minimize_workarounds(ALL, trial(), Finding(needs).look) == tuple(needs)
 
 
 def test_that_none_is_needed_takes_one_run() -> None:
     finding = Finding("")
-    assert needed(ALL, trial(), finding.look) == ()
+    assert minimize_workarounds(ALL, trial(), finding.look) == ()
     assert finding.runs == [""]
 
 
@@ -357,12 +357,12 @@ def test_that_none_is_needed_takes_one_run() -> None:
     ],
 )
 def test_a_workaround_without_which_it_shows_something_else_stays(without: Any) -> None:
-    assert needed(ALL, trial(), Finding("d", without).look) == ("d",)
+    assert minimize_workarounds(ALL, trial(), Finding("d", without).look) == ("d",)
 
 
 def test_those_that_a_larger_case_needed_are_tried_before_all() -> None:
     finding = Finding("d")
-    assert needed(ALL, trial(), finding.look, enough=("d", "e")) == ("d",)
+    assert minimize_workarounds(ALL, trial(), finding.look, enough=("d", "e")) == ("d",)
     assert set(finding.runs) <= {"", "d", "e", "de"}
 
 

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from eagletwin.cases import ledger
 from eagletwin.cases.ledger import LEDGER, PROBES, by_id
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import FAMILIES, RECIPES
@@ -40,7 +40,7 @@ def test_an_id_that_two_files_have_is_refused() -> None:
 
 def test_files_that_the_order_does_not_name_come_last_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_ORDER", ["small_tree", "pr_25015"])
-    found = [bug.id for bug in ledger._known(["min_p", "pr_25015", "certain_node", "small_tree"])]
+    found = [bug.id for bug in ledger._load_entries(["min_p", "pr_25015", "certain_node", "small_tree"])]
     assert found == ["small-tree", "25015", "certain-node", "min-p"]
 
 
@@ -76,7 +76,7 @@ def test_what_a_recording_shows_of_a_bug(name: str, found: str) -> None:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert typed(words) == 0
+    assert run_command(words) == 0
     return capsys.readouterr().out
 
 
@@ -113,7 +113,7 @@ def test_a_release_has_the_bugs_between_their_first_and_their_last(release: str,
 
 def test_a_release_that_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match="is not a known release"):
-        typed(["info", "ledger", "--in", "0.4.1"])
+        run_command(["info", "ledger", "--in", "0.4.1"])
 
 
 def test_the_bugs_of_one_release_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

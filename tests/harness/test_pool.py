@@ -24,14 +24,14 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Actors, BlockPool, Process, Workers
 from eagletwin.harness.commands.fuzz.tally import Tally
-from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, written
+from eagletwin.harness.commands.fuzz.worker import BlockFailed, BlockJob, BlockOver, Seen, encode_line
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError, guarded
+from eagletwin.harness.core.errors import EXIT_HARNESS, HarnessError, run_guarded
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
@@ -109,12 +109,12 @@ class Slow:
 
     close = kill
 
-    def how_it_ended(self, error: Exception) -> str:
+    def describe_exit(self, error: Exception) -> str:
         return str(error)
 
 
 def test_while_one_block_takes_long_elsewhere_many_are_run_here() -> None:
-    slow = Slow([written(one) for one in (*cases_of(0), BlockOver())])
+    slow = Slow([encode_line(one) for one in (*cases_of(0), BlockOver())])
     here = Here({"4.1": slow.may.set})
     with pool_of(slow, here) as pool:
         slow.has_one.wait()
@@ -124,7 +124,7 @@ def test_while_one_block_takes_long_elsewhere_many_are_run_here() -> None:
 
 
 def test_no_block_is_run_too_long_before_its_turn() -> None:
-    slow = Slow([written(BlockOver())])
+    slow = Slow([encode_line(BlockOver())])
     here = Here({"8.2": slow.may.set})
     with pool_of(slow, here) as pool:
         slow.has_one.wait()
@@ -133,7 +133,7 @@ def test_no_block_is_run_too_long_before_its_turn() -> None:
 
 
 def test_a_block_in_which_eagletwin_itself_fails_ends_the_search() -> None:
-    slow = Slow([written(BlockFailed("a bug", "nothing is known of the block", "report it"))])
+    slow = Slow([encode_line(BlockFailed("a bug", "nothing is known of the block", "report it"))])
     slow.may.set()
     with pool_of(slow, Here()) as pool:
         slow.has_one.wait()
@@ -178,7 +178,7 @@ class Scripted:
         self.started = 0
         (folder / "deaths").write_text(str(deaths))
         for number in range(BLOCKS):
-            (folder / f"{number}").write_bytes(b"".join(written(one) for one in (*cases_of(number), BlockOver())))
+            (folder / f"{number}").write_bytes(b"".join(encode_line(one) for one in (*cases_of(number), BlockOver())))
 
     def number(self) -> int:
         return 1
@@ -282,7 +282,7 @@ class Answering:
     def run(self, job: bytes) -> Iterator[bytes]:
         wanted = msgspec.json.decode(job, type=BlockJob)
         for seen in (*cases_of(wanted.block)[len(wanted.earlier) :], BlockOver()):
-            yield written(seen)
+            yield encode_line(seen)
 
 
 def test_actors_of_a_cluster_run_blocks_and_those_that_end_are_replaced(
@@ -302,7 +302,7 @@ def test_without_ray_nothing_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert guarded(lambda: typed(["fuzz", "--address", "auto", "--out", str(tmp_path / "runs")])) == EXIT_HARNESS
+    assert run_guarded(lambda: run_command(["fuzz", "--address", "auto", "--out", str(tmp_path / "runs")])) == EXIT_HARNESS
     assert "Ray is not installed\n  so:  nothing was run" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 

@@ -308,17 +308,17 @@ REQUEST = Request(id="a", prompt=(1, 2), max_new_tokens=1)
 def test_what_a_request_asks_for_and_a_message_has_no_field_for_is_refused_by_name(give: Any) -> None:
     streams = Request(id="a", prompt=(1, 2), max_new_tokens=1, stream=True)
     give(_message(list[int], "stream"))
-    assert not hasattr(requests.tokenized(REQUEST, 90), "stream")  # nor is it asked for
+    assert not hasattr(requests.tokenized_request(REQUEST, 90), "stream")  # nor is it asked for
     with pytest.raises(NotDriven, match="request 'a': a request of this release has no stream"):
-        requests.tokenized(streams, 90)
+        requests.tokenized_request(streams, 90)
     give(_message(list[int]))
-    assert requests.tokenized(streams, 90).stream
+    assert requests.tokenized_request(streams, 90).stream
 
 
 @pytest.mark.parametrize(("ids", "kind"), [(list[int], list), (array | None, array), ("Optional[array[int]]", array)])
 def test_token_ids_are_of_the_kind_that_the_message_takes(give: Any, ids: Any, kind: type) -> None:
     give(_message(ids))
-    assert type(requests.tokenized(REQUEST, 90).input_ids) is kind
+    assert type(requests.tokenized_request(REQUEST, 90).input_ids) is kind
 
 
 def test_a_draft_that_reads_the_targets_rows_is_refused_where_its_class_has_the_stub_for_a_base(

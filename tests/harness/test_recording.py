@@ -20,26 +20,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagletwin.harness.check import recordings
-from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged, suspects, suspects_text
+from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judge_recordings, suspects, suspects_text
 from eagletwin.harness.commands.report import session_page
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import (
     RECORDING,
     SERVER,
+    Inconclusive,
     RecordedRequest,
     RecordedServer,
+    RecordingComparison,
     RecordingHeader,
     Tables,
-    Untold,
-    Weighed,
     as_header,
     whole_tables,
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.engines.protocol import FOLDER, OPTIONS, RecordOptions, asked, environment
+from eagletwin.harness.engines.protocol import FOLDER, OPTIONS, RecordOptions, environment, read_record_options
 from eagletwin.harness.engines.sglang.recording import guard, plugin
 from eagletwin.harness.engines.sglang.recording import underway as keeper
 from eagletwin.harness.engines.sglang.recording.guard import Choice, Guards
@@ -308,15 +308,15 @@ def test_options_travel_by_two_variables(tmp_path: Path) -> None:
     options = RecordOptions(every=7, private=True, key="ab", requests=("x",))
     variables = environment(tmp_path, options)
     assert set(variables) == {FOLDER, OPTIONS}
-    assert asked(variables) == (tmp_path, options)
-    assert asked({FOLDER: "/x"}) == (Path("/x"), RecordOptions())
-    assert asked({}) is None
+    assert read_record_options(variables) == (tmp_path, options)
+    assert read_record_options({FOLDER: "/x"}) == (Path("/x"), RecordOptions())
+    assert read_record_options({}) is None
 
 
 @pytest.mark.parametrize("text", ["{", '{"every": 0}', '{"evry": 3}', '{"share": 0}', "[]"])
 def test_options_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="nothing is recorded"):
-        asked({FOLDER: "/x", OPTIONS: text})
+        read_record_options({FOLDER: "/x", OPTIONS: text})
 
 
 def test_without_the_variable_the_plugin_imports_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +367,7 @@ def test_the_variables_can_be_printed_for_a_shell(tmp_path: Path) -> None:
 def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no recording"):
-        judged(tmp_path / "empty", frozenset())
+        judge_recordings(tmp_path / "empty", frozenset())
     done = opened(["-m", "eagletwin", "judge", "empty"], tmp_path)
     assert (done.returncode, done.stdout) == (128, "")
     assert "no server recorded into it" in done.stderr
@@ -375,23 +375,23 @@ def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     server.mkdir(parents=True)
     rank = said(seen=5, skipped={"failed": 5}, failures=5, last_failure="x")
     (server / SERVER).write_bytes(msgspec.json.encode(rank))
-    session = judged(tmp_path / "out", frozenset())
+    session = judge_recordings(tmp_path / "out", frozenset())
     assert session.status == "unknown"
     report = session.report(100, "")
     assert "saw 5 requests and recorded 0" in report
     assert "Taps failed 5 times" in report
     gone = msgspec.structs.replace(rank, written=2)
     (server / SERVER).write_bytes(msgspec.json.encode(gone))
-    assert "2 were written, and 0 are judged here" in judged(tmp_path / "out", frozenset()).report(100, "")
+    assert "2 were written, and 0 are judged here" in judge_recordings(tmp_path / "out", frozenset()).report(100, "")
 
 
 # -- the checkpoints at hand --------------------------------------------------------------------------------------------
 
-CHANCE = Untold("drawn by chance", "the drafts were drawn", "record greedy requests")
-LAYERS = Untold("16 bits", "the layers round", "serve in float32")
+CHANCE = Inconclusive("drawn by chance", "the drafts were drawn", "record greedy requests")
+LAYERS = Inconclusive("16 bits", "the layers round", "serve in float32")
 
 
-def beside(*those: tuple[dict[str, int], Untold | None]) -> JudgedServer:
+def beside(*those: tuple[dict[str, int], Inconclusive | None]) -> JudgedServer:
     """A server whose recordings are equal by themselves: what was compared with the checkpoints, and why no draft was."""
     looked = [
         LookedAt(Path(f"request-{n}"), "equal", "", 1, 3, Counter(weighed), why) for n, (weighed, why) in enumerate(those)
@@ -486,7 +486,7 @@ def of_rank(folder: Path, rank: int, drafted: Sequence[int], *, rid: str = "r", 
 
 def compared(folder: Path) -> tuple[int, list[str]]:
     """Pairs of ranks that were compared, and by which rule something was wrong."""
-    session = judged(folder, frozenset())
+    session = judge_recordings(folder, frozenset())
     return session.checked["ranks.agree"], [text for _, text in session.wrong if "ranks.agree" in text]
 
 
@@ -505,7 +505,7 @@ def test_ranks_of_one_start_are_compared_request_by_request(tmp_path: Path) -> N
 def test_ranks_that_differ_are_wrong_whatever_each_is_by_itself(tmp_path: Path) -> None:
     for rank in range(2):
         of_rank(tmp_path / f"rank{rank}", rank, [5, 6 + rank])
-    session = judged(tmp_path, frozenset())
+    session = judge_recordings(tmp_path, frozenset())
     assert session.status == "diverged"
     assert sum(session.counts.values()) == len(session.looked) == 2
     assert session.counts["diverged"] == sum(one.status == "diverged" for one in session.looked) == 1
@@ -519,7 +519,9 @@ def test_a_rule_that_is_left_out_asks_nothing_of_the_target(tmp_path: Path, monk
 
     def report(*without: str) -> str:
         compared = Counter({"draft.proposal": 1, "verify.accept": 2})
-        session = judged(tmp_path, frozenset(without), lambda *_: Weighed([wrong, wrong], Counter(compared)))
+        session = judge_recordings(
+            tmp_path, frozenset(without), lambda *_: RecordingComparison([wrong, wrong], Counter(compared))
+        )
         assert session.status == ("equal" if without else "diverged")
         return session.report(200, "")
 
@@ -547,11 +549,11 @@ def test_a_recording_that_was_edited_is_refused(tmp_path: Path) -> None:
     writer = kept(tmp_path / "server")
     writer.keep(header(1), {})
     wait(writer, lambda: writer.written == 1)
-    assert judged(tmp_path / "server", frozenset()).status == "unknown"  # it has no record at all
+    assert judge_recordings(tmp_path / "server", frozenset()).status == "unknown"  # it has no record at all
     file = tmp_path / "server/request-000001" / HEADER
     file.write_text(file.read_text().replace('"num_steps":2', '"num_steps":3'))
     with pytest.raises(InputError, match="edited"):
-        judged(tmp_path, frozenset())
+        judge_recordings(tmp_path, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from eagletwin.cases.blocks import BLOCK, Asked, block_of
-from eagletwin.harness.cli.main import typed
+from eagletwin.cases.blocks import BLOCK, SearchConstraints, block_of
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.fuzz import command, options, pool, report, search
 from eagletwin.harness.commands.fuzz.journal import JOURNAL, read_journal
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
@@ -27,7 +27,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines import host
 from eagletwin.harness.engines.source import INSTALLED
 
-PROBE = block_of(0, 0, Asked()).probe
+PROBE = block_of(0, 0, SearchConstraints()).probe
 LEAK, CRASH, KNOWN = Signature(rule="draft.kv"), Signature(cause="IndexError"), Signature(rule="draft.positions")
 # Which case of which block shows what; the third turns out to be a known bug's.
 SHOWS = {(1, 2): LEAK, (2, 0): LEAK, (2, 3): CRASH, (3, 1): KNOWN, (5, 3): LEAK, (6, 3): KNOWN, (8, 0): CRASH}
@@ -56,7 +56,7 @@ class Fixed:
     log: ClassVar[Counter[str]] = Counter()
     ctrl_c = -1
 
-    def __init__(self, mends: Any, plan: Any) -> None:
+    def __init__(self, matcher: Any, plan: Any) -> None:
         pass
 
     def block(self, number: int, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
@@ -76,7 +76,7 @@ class Shrunk:
     log: ClassVar[Counter[str]] = Counter()
     past = ""
 
-    def __init__(self, _mends: Any, _plan: Any, seen: CaseSeen) -> None:
+    def __init__(self, _matcher: Any, _plan: Any, seen: CaseSeen) -> None:
         self.seen = seen
 
     def bug(self) -> str:
@@ -100,8 +100,8 @@ class Shrunk:
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "resolve", lambda name: INSTALLED)
     monkeypatch.setattr(host, "Host", Started)
-    monkeypatch.setattr(pool, "Looking", Fixed)
-    monkeypatch.setattr(search, "Inquiry", Shrunk)
+    monkeypatch.setattr(pool, "BlockRunner", Fixed)
+    monkeypatch.setattr(search, "Triage", Shrunk)
     monkeypatch.setattr(report, "finding_text", lambda finding, columns: "")
     monkeypatch.setattr(Fixed, "log", Counter())
     monkeypatch.setattr(Shrunk, "log", Counter())
@@ -112,7 +112,7 @@ def begin(folder: Path, **more: Any) -> int:
 
 
 def resume(folder: Path, **more: Any) -> int:
-    return command.search(*command.resumed(folder, SearchOptions(processes=1, **more)))
+    return command.search(*command.load_resumed_search(folder, SearchOptions(processes=1, **more)))
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -227,6 +227,6 @@ def test_a_search_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_campaign_is_a_search_that_no_finding_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     given: list[SearchOptions] = []
     monkeypatch.setattr(command, "search", lambda options, **_: given.append(options) or 0)
-    assert typed(["campaign", "--workers", "3", "--address", "auto", "--minutes", "60"]) == 0
+    assert run_command(["campaign", "--workers", "3", "--address", "auto", "--minutes", "60"]) == 0
     assert [(one.findings, one.processes, one.address, one.minutes) for one in given] == [(0, 3, "auto", 60.0)]
     assert "`eagletwin campaign` is now `eagletwin fuzz --findings 0`" in capsys.readouterr().err

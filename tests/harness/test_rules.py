@@ -196,7 +196,7 @@ class Looks:
 
     @property
     def findings(self) -> Findings:
-        return self.compare.settled()
+        return self.compare.finish()
 
     @property
     def gap(self) -> str:
@@ -287,7 +287,7 @@ def test_a_tie_that_is_adopted_is_named_where_it_is() -> None:
     logits = np.array([0.0, 1.0, 1.0 - FLOAT32.tie / 2])
     for round, chosen in ((4, 2), (3, 2), (5, 1)):
         compare.choice(_place(round), "verify.accept", logits, chosen, "token committed after node 0")
-    counted, named = excuses(compare.settled(), (), "slot_layout")
+    counted, named = excuses(compare.finish(), (), "slot_layout")
     tie = Excuse(kind="tie", rule="verify.accept", request="a", round=3, stage="verify", index="token committed after node 0")
     assert named == (tie, replace(tie, round=4)), "in the order in which data flows; the third chose what the reference does"
     assert counted == {"tie": 2}
@@ -346,7 +346,7 @@ def wrong(fed: FedTokens, table: list[int], count: int, tokens: list[int]) -> li
     """(layer, row) of what consumed another token than it must have."""
     return [
         (one.layer, row)
-        for one in fed.reused(table, count, tokens)
+        for one in fed.reused_rows(table, count, tokens)
         for row, (expected, consumed) in enumerate(zip(one.expected, one.consumed, strict=True))
         if expected != consumed
     ]
@@ -385,7 +385,7 @@ def test_a_layer_that_looks_behind_the_reused_rows_answers_for_none_of_them() ->
     tokens = [7, 8, 9]
     for layer in range(4):
         fed.write("a", layer, range(2), [21, 22], [8 + layer, 9 + layer], 5)
-    found = fed.reused([21, 22], 2, tokens)
+    found = fed.reused_rows([21, 22], 2, tokens)
     assert [len(one.expected) for one in found] == [2, 1, 0, 0]
 
 

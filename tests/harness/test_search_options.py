@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import MODELS, ON_REQUEST
-from eagletwin.harness.cli.main import typed as entered
+from eagletwin.harness.cli.main import run_command as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
 from eagletwin.harness.commands.fuzz.coverage import TOPICS, VALUES, has, not_looked_at
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Unstarted
@@ -27,7 +27,7 @@ from eagletwin.harness.commands.fuzz.shrinking import smaller
 from eagletwin.harness.commands.fuzz.tally import SUMMARY
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Differs
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError, guarded
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError, run_guarded
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of, without_numbers
@@ -130,7 +130,7 @@ def test_the_command_of_a_search_can_be_typed(monkeypatch: pytest.MonkeyPatch) -
     typed: list[SearchOptions] = []
     monkeypatch.setattr(fuzz_command, "search", lambda options, **_: typed.append(options) or 0)
     options = SearchOptions(only=("trees", "topk=4,llama-gqa"), left_out=("sampling", "context-end"), minutes=2.0)
-    assert guarded(lambda: entered(shlex.split(options.command)[1:])) == 0
+    assert run_guarded(lambda: entered(shlex.split(options.command)[1:])) == 0
     [again] = typed
     assert (again.only, again.left_out) == (options.only, options.left_out)
     assert again.command == options.command
@@ -150,7 +150,7 @@ CONSTANT = (
 
 
 def drawn(options: SearchOptions, blocks: int) -> list[Case]:
-    return [case for number in range(blocks) for case in block_of(options.seed, number, options.asked).cases()]
+    return [case for number in range(blocks) for case in block_of(options.seed, number, options.constraints).cases()]
 
 
 @pytest.mark.parametrize("feature", rows(CONSTANT, 6))
@@ -172,7 +172,7 @@ def test_every_generated_case_has_a_feature_of_its_engine(feature: str) -> None:
 def test_all_requests_sample_in_the_way_that_is_chosen(
     only: tuple[str, ...], left_out: tuple[str, ...], samples: set[bool], rejects: set[bool]
 ) -> None:
-    asked = SearchOptions(only=only, left_out=left_out).asked
+    asked = SearchOptions(only=only, left_out=left_out).constraints
     cases = [block_of(0, number, asked).probe for number in range(40)]
     assert {case.samples for case in cases} == samples
     assert {case.engine.sglang.rejection_sampling for case in cases} == rejects

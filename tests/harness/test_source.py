@@ -18,7 +18,7 @@ import pytest
 
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.engines import difference, source
 from eagletwin.harness.engines.provision import Section, lock, parse, releases
 from eagletwin.harness.engines.sglang import own_loader
@@ -71,7 +71,7 @@ def test_the_lock_has_all_nineteen_releases_for_two_pythons_and_two_machines() -
 
 
 def test_the_installed_one_is_not_fetched() -> None:
-    assert resolve("") == resolve(installed("sglang")) == INSTALLED
+    assert resolve("") == resolve(installed_version("sglang")) == INSTALLED
 
 
 def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
@@ -388,7 +388,7 @@ def test_a_tree_brings_the_packages_that_it_pins(
     project.write_text('[project]\ndependencies = ["sentence-transformers==9.9", "transformers==1.2.3"]\n')
     assert resolve(str(tree)).paths == (tree / "python", layer)
     assert [section.name for section in fetched] == ["transformers-1.2.3"]
-    project.write_text(f'[project]\ndependencies = ["transformers=={installed("transformers")}"]\n')
+    project.write_text(f'[project]\ndependencies = ["transformers=={installed_version("transformers")}"]\n')
     assert resolve(str(tree)).paths == (tree / "python",)
     assert not capsys.readouterr().err
     project.write_text('[project]\ndependencies = ["transformers==99.0"]\n')

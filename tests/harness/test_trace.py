@@ -45,7 +45,7 @@ def reseal(folder: Path, **fields: Any) -> None:
     """Put these fields into trace.json, with a digest that is right."""
     file = folder / "trace.json"
     text = json.dumps({**json.loads(file.read_text()), **fields, "sha256": ""}, separators=(",", ":")).encode()
-    file.write_bytes(module._sealed(text, hashlib.sha256(text).hexdigest()))
+    file.write_bytes(module._insert_digest(text, hashlib.sha256(text).hexdigest()))
 
 
 def write_older(folder: Path, schema: int, recorder: Recorder) -> None:

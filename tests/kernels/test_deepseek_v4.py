@@ -8,7 +8,7 @@ import torch
 from eagletwin.cases.ledger import PROBES
 from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
 from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
-from eagletwin.harness.commands.kernels.runtime import planted
+from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
 
@@ -73,7 +73,7 @@ def test_the_classes_are_sglangs_own() -> None:
 def test_without_the_fix_of_26239_the_backend_refuses_the_slots_of_all_steps() -> None:
     revert = PROBES["26239"].revert
     assert revert is not None
-    with planted(revert.edits[0]), pytest.raises(AssertionError, match=r"out_cache_loc\.shape=torch\.Size\(\[8\]\)"):
+    with plant_fault(revert.edits[0]), pytest.raises(AssertionError, match=r"out_cache_loc\.shape=torch\.Size\(\[8\]\)"):
         planned(CHAIN)
 
 
@@ -94,7 +94,7 @@ def test_a_replay_has_each_steps_slots_in_the_windows_pool_and_the_batchs_first_
 def test_with_the_candidate_fix_each_step_reads_its_own_row_and_those_before() -> None:
     remedy = PROBES["dsv4-draft-reads"].remedy
     assert remedy is not None
-    with planted(remedy.edits[0]):
+    with plant_fault(remedy.edits[0]):
         each_step_plans_its_row(CHAIN)
         steps = planned(CHAIN)
         assert [of.reads for of in planned_for_a_replay(CHAIN)] == [of.reads for of in steps]

@@ -12,8 +12,8 @@ from eagletwin.harness.commands.kernels.properties.cache_locs import (
     Draft,
     Requests,
     assign,
+    draft_arguments,
     draft_slots_are_contiguous,
-    prepared,
 )
 from eagletwin.harness.commands.kernels.properties.commit import (
     PROPERTIES,
@@ -49,7 +49,7 @@ from eagletwin.harness.commands.kernels.release import POOLS, SAMPLER, SAMPLING,
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, grow
 from eagletwin.harness.engines.triton_cpu import KernelViolation, OutOfBounds
 from eagletwin.reference.sampling import target_distribution
-from eagletwin.reference.tree import moved, packed_mask, walk_greedy
+from eagletwin.reference.tree import move_rows, packed_mask, walk_greedy
 
 from .tests_of import make_tests
 
@@ -99,7 +99,7 @@ def test_a_batch_of_nothing_has_no_slots_without_pages_and_cannot_be_asked_for_a
     assert assign(Draft(Requests((), ()), 2, 2, 1))[0].tolist() == []
     assert load(UTILS).per_step_draft_out_cache_loc(torch.empty(0), 0, 2, 3).shape == (3, 0)
     with pytest.raises(RuntimeError, match="ambiguous"):
-        load(WORKER).prepare_for_draft(*prepared(Draft(Requests((), ()), 2, 2, 4), []))
+        load(WORKER).prepare_for_draft(*draft_arguments(Draft(Requests((), ()), 2, 2, 4), []))
 
 
 # Which slots each branch of each draft step reads, as the attention backends are given them.
@@ -152,9 +152,9 @@ def test_values_that_need_more_tiles_than_keys_are_moved_in_part(keys: int, valu
         pool._init_kv_copy_and_warmup()
         old_keys, old_values = pool.k_buffer[0].clone(), pool.v_buffer[0].clone()
         pool.move_kv_cache(torch.tensor([2]), torch.tensor([5]))
-        assert torch.equal(pool.k_buffer[0], moved(old_keys, [(5, 2)]))
-        assert torch.equal(pool.v_buffer[0][:, :, :32], moved(old_values, [(5, 2)])[:, :, :32])
-        assert torch.equal(pool.v_buffer[0], moved(old_values, [(5, 2)])) == whole
+        assert torch.equal(pool.k_buffer[0], move_rows(old_keys, [(5, 2)]))
+        assert torch.equal(pool.v_buffer[0][:, :, :32], move_rows(old_values, [(5, 2)])[:, :, :32])
+        assert torch.equal(pool.v_buffer[0], move_rows(old_values, [(5, 2)])) == whole
         assert whole or torch.equal(pool.v_buffer[0][:, :, 32:], old_values[:, :, 32:])
 
 

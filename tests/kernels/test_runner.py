@@ -15,7 +15,7 @@ from eagletwin.harness.commands.kernels.results import (
     Status,
     line,
 )
-from eagletwin.harness.commands.kernels.runtime import planted
+from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.patch import Edit
 
@@ -35,7 +35,7 @@ def outcome(text: str, replacement: str, seed: int = 0, trial: bool = False) -> 
         seed=seed,
         trial=trial,
     )
-    with planted(Edit(target=KERNEL, match=text, replacement=replacement)):
+    with plant_fault(Edit(target=KERNEL, match=text, replacement=replacement)):
         return runner.outcome(INPUTS, job)
 
 

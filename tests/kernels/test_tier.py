@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from eagletwin.harness.commands.kernels.properties import ALL
 from eagletwin.harness.commands.kernels.release import EAGLE, LOCS, MOVE, PACK, ROTATE, SAMPLING, TOPK1, TREE, module
-from eagletwin.harness.commands.kernels.runtime import kernel_at, planted, silenced
+from eagletwin.harness.commands.kernels.runtime import kernel_at, plant_fault, silence_function
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
 from eagletwin.harness.commands.kernels.trees import Batch, batches
 from eagletwin.harness.core.patch import Edit
@@ -60,14 +60,14 @@ def test_every_kernel_of_these_modules_is_in_the_tier_or_said_not_to_be(name: st
 def test_no_kernel_passes_that_does_nothing(config: settings) -> None:
     for target, properties in kernels().items():
         for of in properties:
-            with silenced(target):
+            with silence_function(target):
                 assert of.failing(config) is not None, f"{of.name} held while {target} did nothing"
 
 
 def test_a_fault_is_gone_after_its_block() -> None:
     for of in (ALL[0], ALL[-1]):
         for fault in of.faults:
-            with planted(fault):
+            with plant_fault(fault):
                 pass
         of.check(same_cases(10))
 
@@ -76,7 +76,7 @@ def test_a_fault_that_does_not_fit_is_an_error() -> None:
     for target in (f"{TREE}.sgl_build_tree_kernel_efficient_triton", f"{TREE}.sgl_build_tree_kernel_triton"):
         with (
             pytest.raises(Exception, match="occurs 0 times, not once"),
-            planted(Edit(target=target, match="§", replacement="")),
+            plant_fault(Edit(target=target, match="§", replacement="")),
         ):
             pass
 

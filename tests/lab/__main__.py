@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from eagletwin.harness.core.errors import InputError, guarded
+from eagletwin.harness.core.errors import InputError, run_guarded
 
 from .bench.command import rate, reached, search, speed
 from .bundle.command import bundle
@@ -45,4 +45,4 @@ def run(words: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: run(sys.argv[1:])))
+    sys.exit(run_guarded(lambda: run(sys.argv[1:])))

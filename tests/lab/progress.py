@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from eagletwin.harness.commands.options import tell
+from eagletwin.harness.commands.options import log_progress
 from eagletwin.harness.core.terminal import Line
 
 
@@ -10,7 +10,7 @@ def telling(line: Line) -> Callable[[str], None]:
     """Print to stderr, as it comes; on a terminal the line of progress counts it and repeats the last."""
 
     def say(text: str) -> None:
-        tell(text)
+        log_progress(text)
         line.done(text)
 
     return say

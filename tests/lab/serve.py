@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.options import DataType, Overlap, tell
+from eagletwin.harness.commands.options import DataType, Overlap, log_progress
 from eagletwin.harness.commands.run_options import CHANGES, KERNELS, SOURCE, Option, run_options
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
@@ -133,7 +133,7 @@ def _ended_when_asked() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell("the server was ended")
+        log_progress("the server was ended")
         raise AlreadyReported(EXIT_INTERRUPTED) from None
 
 
@@ -153,21 +153,21 @@ def _run(asked: Serve, spec: RunSpec) -> int:
             target, draft = checkpoints(asked.model)
             asked = replace(asked, target=str(target), draft=str(draft))
             # as `acceptance` and `judge` take them
-            tell(f"{asked.model} is --target {shlex.quote(asked.target)} --draft {shlex.quote(asked.draft)}")
+            log_progress(f"{asked.model} is --target {shlex.quote(asked.target)} --draft {shlex.quote(asked.draft)}")
         with Servers(zygote) as servers:
             try:
                 server = servers.start(asked)
             except WouldNotStart as error:
                 if error.log is not None and error.log.is_file():
-                    tell(error.log.read_text(errors="replace"))
-                tell(f"error: {error}")
+                    log_progress(error.log.read_text(errors="replace"))
+                log_progress(f"error: {error}")
                 return EXIT_UNKNOWN
-            tell("this server is SGLang's own but for:")
+            log_progress("this server is SGLang's own but for:")
             for shim in server.shims:
-                tell(f"  {shim}")
+                log_progress(f"  {shim}")
             print(f"ready {server.url}", flush=True)
             cause = _wait(server)
-    tell(
+    log_progress(
         f"error: the server ended: {cause}\n  so:  it answers no more\n"
         "  try: what SGLang printed is above; start it again, or with another configuration"
     )
@@ -186,4 +186,4 @@ def _wait(server: "Server") -> str:
 
 def _print_rest(log: BinaryIO) -> None:
     if text := log.read().decode(errors="replace"):
-        tell(text.removesuffix("\n"))
+        log_progress(text.removesuffix("\n"))

@@ -60,7 +60,7 @@ class Servers:
         connection = self._host.connection()
         handle, log = tempfile.mkstemp(prefix="server-", suffix=".log", dir=self._zygote.scratch)
         os.close(handle)
-        with _reserved(asked.port) as port:
+        with _reserve_port(asked.port) as port:
             ours, theirs = socket.socketpair()
             with theirs:
                 protocol.send(connection, replace(asked, port=port, log=log), theirs.fileno())
@@ -134,7 +134,7 @@ class Server:
         if isinstance(answer, protocol.Refused | protocol.ServerEnded):
             raise self._would_not_start(answer.error, ours=isinstance(answer, protocol.Refused) and answer.ours)
         if not isinstance(answer, protocol.Serving):
-            raise protocol.unexpected(answer)
+            raise protocol.unexpected_message(answer)
         self.shims = answer.shims
 
     def _hear(self) -> None:
@@ -167,7 +167,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def _reserved(port: int) -> Iterator[int]:
+def _reserve_port(port: int) -> Iterator[int]:
     """Hold a port, 0: a free one, until the server listens at it: others do not get it, and whoever asks to reuse it does."""
     first = os.getpid() * 7  # servers that start at once try different ones
     tried = [port] if port else [_PORTS[(first + n) % len(_PORTS)] for n in range(len(_PORTS))]

@@ -65,7 +65,7 @@ def test_a_plan_of_cases_that_sample_holds_what_can_be_judged() -> None:
     for job in plan:
         for case in job.cases:
             check_case(case, job.name)
-            assert any(case.sampled(request.id) or request.sampling for request in case.requests)
+            assert any(case.sampling_of(request.id) or request.sampling for request in case.requests)
             assert case.engine.sglang.rejection_sampling == ("rejection" in job.name)
             assert not job.mode.overlap or all(event.kind != "retract" for event in case.events)  # it loses a round
     assert {case.topk for job in plan for case in job.cases} == {1, 2, 3, 4}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
+from eagletwin.cases.reach import cannot_be_in, on_a_cpu, port_entry, why_unreachable
 from eagletwin.harness.commands.prove.command import _not_run
 from eagletwin.harness.commands.prove.report import _LAYERS
 from eagletwin.harness.core.errors import InputError
@@ -35,7 +35,7 @@ def test_a_case_is_carried_over_where_nothing_forbids_it(name: str, model: str) 
     entry = LEDGER[name]
     if cannot_be_in(entry, model):
         return
-    cases = [one.case for one in carried(entry, model, says)]
+    cases = [one.case for one in port_entry(entry, model, says)]
     assert cases
     assert len({case.requests for case in cases}) == len(cases)
     for case in cases:
@@ -73,7 +73,7 @@ def test_why_a_bug_cannot_be_in_a_model(entry: str, model: str, why: str) -> Non
 
 
 def test_a_stop_token_is_the_last_but_one_that_the_target_says() -> None:
-    for one in carried(LEDGER["33758"], "llama-gqa", says):
+    for one in port_entry(LEDGER["33758"], "llama-gqa", says):
         [request] = one.case.requests
         assert request.stop == (40 + request.max_new_tokens - 2,)
 
@@ -163,4 +163,4 @@ def test_the_page_in_the_docs_is_what_was_proven_and_nothing_is_open() -> None:
     assert (DOCS / PAGE).read_text() == page(found, entries)
     for entry in entries:
         home = next(one for one in found if one.model == entry.case.model).answers[entry.id]
-        assert home.status == ("cannot be" if unreached(entry, on_a_cpu(entry)) else "proven"), entry.id
+        assert home.status == ("cannot be" if why_unreachable(entry, on_a_cpu(entry)) else "proven"), entry.id

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.cli.main import MOVED, typed
+from eagletwin.harness.cli.main import MOVED, run_command
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -180,7 +180,7 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize("more", [[], ["--help"], ["rate", "--json"]])
 def test_the_old_name_of_a_command_says_the_new_one(name: str, more: list[str]) -> None:
     with pytest.raises(InputError) as error:
-        typed([*name.split(), *more])
+        run_command([*name.split(), *more])
     assert error.value.exit_code == 128
     assert f"python -m tests.lab {MOVED[name]}, in a checkout" in error.value.remedy
     assert MOVED[name].split()[0] in {*commands(), "--help"}

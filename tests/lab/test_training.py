@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.deserved.checkpoint import checkpoint, read_prompts
 from eagletwin.harness.families import RECIPES
@@ -441,7 +441,7 @@ def test_acceptance_on_a_gpu_asks_for_one_and_for_no_sglang(tmp_path: Path) -> N
     (tmp_path / "prompts").write_text("{}\n")
     words = ["--target", str(tmp_path), "--draft", str(tmp_path), "--prompts", str(tmp_path / "prompts"), "--device", "cuda"]
     with pytest.raises(InputError, match=r"(?s)CUDA.*so: .*nothing was run") as error:
-        typed(["acceptance", *words])
+        run_command(["acceptance", *words])
     assert "sgl_kernel" not in str(error.value)
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.acceptance.report import Deserved, conclude
-from eagletwin.harness.commands.compare.groups import EQUAL, Answered, Result, SharedCase, SideResult
+from eagletwin.harness.commands.compare.groups import EQUAL, ComparedCase, Result, SharedCase, SideResult
 from eagletwin.harness.commands.compare.one_report import JOB as CI_JOB
 from eagletwin.harness.commands.compare.one_report import FamilySearch, OneJob, Stand, Standing, keep_job
-from eagletwin.harness.commands.compare.report import RECORD, Comparing, facts_of
+from eagletwin.harness.commands.compare.report import RECORD, CompareReport, facts_of
 from eagletwin.harness.commands.fuzz.tally import FindingFacts
 from eagletwin.harness.commands.prove.report import PROOFS, keep_proofs
 from eagletwin.harness.commands.report import write_report
@@ -50,8 +50,8 @@ def compared(folder: Path) -> Path:
     """What a comparison leaves that breaks one thing, fixes one, and costs acceptance."""
     place = paged(folder / "broken-one")
 
-    def answered(name: str, base: SideResult, head: SideResult, **more: Any) -> Answered:
-        return Answered(SharedCase(name, CASE), base, head, **more)
+    def answered(name: str, base: SideResult, head: SideResult, **more: Any) -> ComparedCase:
+        return ComparedCase(SharedCase(name, CASE), base, head, **more)
 
     answers = [
         answered("one", EQUAL, WRONG, again=f"again{HOSTILE}", folder=place, ran=(f"sglang.m.f{HOSTILE}",)),
@@ -66,7 +66,7 @@ def compared(folder: Path) -> Path:
     accepted = [AcceptedFacts("llama-tiny", "chain"), AcceptedFacts("llama-mtp", "tree")]
     accepted[0].add((2, 6), (3, 6))
     accepted[1].add((2, 6), (2, 6))
-    one = Comparing(
+    one = CompareReport(
         result=Result(answers),
         names=("0.5.23", f"tree{HOSTILE}"),
         versions=("0.5.23", "1a2b3c"),

@@ -20,7 +20,7 @@ from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.blocks import FOLDER
-from eagletwin.harness.engines.changed_code import changed
+from eagletwin.harness.engines.changed_code import compare_sources
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.judge.judge import judge
@@ -67,7 +67,7 @@ def idle(reached: dict[str, set[int]]) -> list[Mutant]:
         text = source_of(file).read_text()
         for mutant in mutants_of(text, f"sglang.srt.speculative.{file}", file):
             if mutant.block not in reached.get(file, ()) and called(text, mutant, reached.get(file, set())):
-                points = changed(text, edited(text, mutant), "m").places
+                points = compare_sources(text, edited(text, mutant), "m").places
                 (gated if any(point.gate for place in points for point in place.points) else plain).append(mutant)
     draw = Random(52)
     return [*draw.sample(gated, min(len(gated), EDITS // 2)), *draw.sample(plain, EDITS - min(len(gated), EDITS // 2))]

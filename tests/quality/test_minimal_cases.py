@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.blocks import Asked
+from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import Plan
@@ -19,7 +19,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.testing.twin import Twin
 
 pytestmark = pytest.mark.long
-GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
+GREEDY = SearchConstraints(held={"model": "llama-tiny"}, sampling="")
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 SETUP = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
 
@@ -99,7 +99,7 @@ def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: 
 def test_adaptive_steps_are_dropped_where_the_bug_does_not_need_them(host: Host, tmp_path: Path) -> None:
     bug = "the second request of a batch accepts one token too few"
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
-    asked = Asked(held={"model": "llama-tiny", "adaptive": True, "topk": 1}, sampling="")
+    asked = SearchConstraints(held={"model": "llama-tiny", "adaptive": True, "topk": 1}, sampling="")
     fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=200, shrink_seconds=300.0, command="", asked=asked))
     finding = next(fuzz.search())
     assert finding.found.engine.sglang.adaptive is not None
@@ -161,7 +161,7 @@ def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path:
     mended = [remedy for name in ("input-logprob-id", "penalties") if (remedy := LEDGER[name].remedy) is not None]
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)), *mended)))
 
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias", "logprobs", "penalties"))
+    asked = SearchConstraints(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias", "logprobs", "penalties"))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="", asked=asked)
     finding = next(Fuzz(trials, tmp_path, plan).search())
     case = finding.outcome.case
@@ -189,7 +189,7 @@ IN_STEPS = {
 def test_aborts_inside_a_step_stay_only_where_a_fault_needs_them(tmp_path: Path, fault: str) -> None:
     edit, smallest = IN_STEPS[fault]
     mode = Mode(overlap=True)
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("abort_in_step",), overlap=True)
+    asked = SearchConstraints(held={"model": "llama-tiny"}, sampling="", asks=("abort_in_step",), overlap=True)
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
     with Host(mode=mode) as host:
         trials = Trials(host, RunSpec(mode=mode, patches=(Patch(name="planted", edits=(edit,)),)))
@@ -217,7 +217,9 @@ def test_a_hierarchical_cache_stays_only_where_a_fault_needs_it(host: Host, tmp_
     edit, smallest = ON_HOST[fault]
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
     held = {"model": "llama-tiny", "host_slots": 256, "topk": 1, "host_policy": "write_through"}
-    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=Asked(held=held, sampling=""))
+    plan = Plan(
+        seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=SearchConstraints(held=held, sampling="")
+    )
     finding = next(Fuzz(trials, tmp_path, plan).search())
     assert (finding.signature.rule, finding.outcome.case.engine.sglang.host_pages > 0) == smallest
 
@@ -240,7 +242,7 @@ OF_SAMPLES = {
 def test_samples_stay_only_where_a_fault_needs_them(host: Host, tmp_path: Path, fault: str) -> None:
     edit, smallest = OF_SAMPLES[fault]
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("n",))
+    asked = SearchConstraints(held={"model": "llama-tiny"}, sampling="", asks=("n",))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
     finding = next(Fuzz(trials, tmp_path, plan).search())
     wanted = [request.n for request in finding.outcome.case.requests if request.n > 1]
@@ -266,7 +268,7 @@ def test_sessions_stay_only_where_a_fault_needs_them(tmp_path: Path, fault: str)
     edit, smallest = IN_SESSIONS[fault]
     known = LEDGER["session-last-token"].remedy
     assert known is not None
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("session",))
+    asked = SearchConstraints(held={"model": "llama-tiny"}, sampling="", asks=("session",))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
     with Host() as host:
         trials = Trials(host, RunSpec(patches=(known, Patch(name="planted", edits=(edit,)))))
@@ -301,7 +303,7 @@ WITH_ADAPTERS = {
 def test_adapters_stay_only_where_a_fault_needs_them(host: Host, tmp_path: Path, fault: str) -> None:
     edit, smallest = WITH_ADAPTERS[fault]
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
-    asked = Asked(held={"model": "llama-tiny", "radix_cache": True}, sampling="", asks=("adapter",))
+    asked = SearchConstraints(held={"model": "llama-tiny", "radix_cache": True}, sampling="", asks=("adapter",))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
     finding = next(Fuzz(trials, tmp_path, plan).search())
     wanted = sum(request.adapter is not None for request in finding.outcome.case.requests)

@@ -9,10 +9,10 @@ from torch.nn.functional import linear
 
 from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.adapters import made, widened
+from eagletwin.harness.families.adapters import make_adapter, pad_adapter
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.experts import CHOSEN, WITHIN, followed, ranked_by, route_clamped
-from eagletwin.reference.layers import LowRank, adapted, frequencies, rotate
+from eagletwin.reference.experts import CHOSEN, WITHIN, follow_routing, ranked_by, route_clamped
+from eagletwin.reference.layers import LowRank, apply_adapter, frequencies, rotate
 from eagletwin.reference.llama import causal, in_window, target_rows
 from eagletwin.reference.sizes import ExpertShape, LlamaShape, RopeScaling
 
@@ -108,7 +108,9 @@ ADAPTERS = (Adapter(), Adapter(seed=2, rank=8, on="mlp"), Adapter(seed=4, rank=3
 
 
 def exact(model: str, adapter: Adapter) -> dict[str, LowRank]:
-    return {name: LowRank(part.down.double(), part.up.double(), part.scale) for name, part in made(model, adapter).items()}
+    return {
+        name: LowRank(part.down.double(), part.up.double(), part.scale) for name, part in make_adapter(model, adapter).items()
+    }
 
 
 def beside(map_: nn.Module, part: LowRank) -> None:
@@ -130,7 +132,7 @@ def test_every_row_equals_transformers_own_model_with_the_adapter_beside_it(name
         beside(model.get_submodule(weight.removesuffix(".weight")), part)
     with torch.no_grad():
         theirs = model(tokens[None], use_cache=True)
-    ours = target_rows(adapted(model_pair(name).reference_target(), parts), shape, tokens)
+    ours = target_rows(apply_adapter(model_pair(name).reference_target(), parts), shape, tokens)
     pairs = [(ours.logits, theirs.logits[0])]
     for layer in range(shape.num_layers):
         pairs.append((ours.values[layer], theirs.past_key_values.layers[layer].values[0].transpose(0, 1)))
@@ -145,13 +147,13 @@ def test_an_adapter_changes_many_of_the_targets_choices(name: str) -> None:
     tokens = torch.randint(0, shape.vocab_size, (64,), generator=torch.Generator().manual_seed(7))
     plain = target_rows(weights, shape, tokens).logits.argmax(-1)
     for adapter in ADAPTERS:
-        changed = target_rows(adapted(weights, exact(name, adapter)), shape, tokens).logits.argmax(-1)
+        changed = target_rows(apply_adapter(weights, exact(name, adapter)), shape, tokens).logits.argmax(-1)
         assert float((plain != changed).double().mean()) > 0.05
 
 
 def test_a_wider_mlp_computes_the_same() -> None:
-    parts = made("llama-tiny", Adapter(seed=3, rank=4))
-    wide = widened(parts, 64)
+    parts = make_adapter("llama-tiny", Adapter(seed=3, rank=4))
+    wide = pad_adapter(parts, 64)
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
     for name, part in parts.items():
         inputs, outputs = part.down.shape[1], part.up.shape[0]
@@ -344,7 +346,7 @@ def _followed(score: Tensor, chosen: list[int], within: float, groups: int = 1, 
     weights = {f"gate.{CHOSEN}": torch.tensor([chosen]), f"gate.{WITHIN}": torch.tensor(within)}
     shape = ExpertShape(count=score.shape[1], chosen=2, inner=1, affinity="sigmoid", shared=False, groups=groups, kept=kept)
     own = ranked_by(score, 0.0, shape).topk(2).indices
-    found: list[int] = followed(weights, "gate.", score, own, groups, kept)[0].tolist()
+    found: list[int] = follow_routing(weights, "gate.", score, own, groups, kept)[0].tolist()
     return found
 
 
@@ -370,7 +372,7 @@ def test_the_bound_is_a_share_of_the_largest_score() -> None:
 
 def test_nothing_is_followed_where_nothing_is_given() -> None:
     own = SCORES.topk(2).indices
-    assert followed({}, "gate.", SCORES, own) is own
+    assert follow_routing({}, "gate.", SCORES, own) is own
 
 
 def test_a_tie_of_groups_admits_experts_of_another_group() -> None:
@@ -387,5 +389,5 @@ def test_experts_of_more_groups_than_are_kept_are_not_followed() -> None:
     score = torch.full((1, 8), 0.5, dtype=torch.float64)
     own = torch.tensor([[0, 1]])
     weights = {f"gate.{CHOSEN}": torch.tensor([[0, 2]]), f"gate.{WITHIN}": torch.tensor(0.1)}
-    assert followed(weights, "gate.", score, own, 4, 1).tolist() == [[0, 1]]
-    assert followed(weights, "gate.", score, own, 4, 2).tolist() == [[0, 2]]
+    assert follow_routing(weights, "gate.", score, own, 4, 1).tolist() == [[0, 1]]
+    assert follow_routing(weights, "gate.", score, own, 4, 2).tolist() == [[0, 2]]

@@ -24,7 +24,7 @@ from eagletwin.reference.growth import draft_tree
 from eagletwin.reference.layout import draft_columns, draft_reads, physical_slot
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
-from eagletwin.reference.sampling import held_back, keep_min_p, keep_top_k, keep_top_p, penalized
+from eagletwin.reference.sampling import apply_penalties, held_back, keep_min_p, keep_top_k, keep_top_p
 from eagletwin.reference.sizes import branch_pages
 from eagletwin.reference.tree import (
     accept_row,
@@ -38,10 +38,10 @@ from eagletwin.reference.tree import (
     frontier_numbers,
     kv_moves,
     last_row,
-    moved,
+    move_rows,
     packed_bytes,
     rerank,
-    rotated,
+    rotate_ids,
     tracked_place,
 )
 
@@ -139,9 +139,9 @@ def test_tokens_of_a_path() -> None:
 def test_rows_of_a_path_move_at_once() -> None:
     moves = kv_moves([0, 2, 3], [40, 41, 42, 43])
     assert moves == [(40, 40), (42, 41), (43, 42)]
-    assert moved(torch.arange(50), moves)[40:44].tolist() == [40, 42, 43, 43]
-    assert moved(torch.arange(3), [(0, 1), (1, 0)]).tolist() == [1, 0, 2]
-    assert moved(torch.arange(3), []).tolist() == [0, 1, 2]
+    assert move_rows(torch.arange(50), moves)[40:44].tolist() == [40, 42, 43, 43]
+    assert move_rows(torch.arange(3), [(0, 1), (1, 0)]).tolist() == [1, 0, 2]
+    assert move_rows(torch.arange(3), []).tolist() == [0, 1, 2]
 
 
 def test_the_row_that_is_drafted_from_and_the_place_that_is_tracked() -> None:
@@ -153,8 +153,8 @@ def test_the_row_that_is_drafted_from_and_the_place_that_is_tracked() -> None:
 
 
 def test_rotation_of_nothing_is_nothing() -> None:
-    assert rotated([1, 2, 3], 9) == [2, 3, 9]
-    assert rotated([], 9) == []
+    assert rotate_ids([1, 2, 3], 9) == [2, 3, 9]
+    assert rotate_ids([], 9) == []
 
 
 def test_cells_are_packed_from_the_lowest_bit_on() -> None:
@@ -380,10 +380,10 @@ LOGITS = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.float64)
 
 
 def test_each_time_once_and_scaled() -> None:
-    assert penalized(LOGITS, [0, 0, 1], 0.5, 0.0, 1.0).tolist() == [2.0, -1.5, 2.0, 0.5]
-    assert penalized(LOGITS, [0, 0, 1], 0.0, -0.5, 1.0).tolist() == [3.5, -0.5, 2.0, 0.5]
-    assert penalized(LOGITS, [0, 0, 1], 1.0, 1.5, 2.0).tolist() == [-1.0, -7.0, 2.0, 0.5]
-    assert torch.equal(penalized(LOGITS, [], 1.0, 1.0, 2.0), LOGITS)
+    assert apply_penalties(LOGITS, [0, 0, 1], 0.5, 0.0, 1.0).tolist() == [2.0, -1.5, 2.0, 0.5]
+    assert apply_penalties(LOGITS, [0, 0, 1], 0.0, -0.5, 1.0).tolist() == [3.5, -0.5, 2.0, 0.5]
+    assert apply_penalties(LOGITS, [0, 0, 1], 1.0, 1.5, 2.0).tolist() == [-1.0, -7.0, 2.0, 0.5]
+    assert torch.equal(apply_penalties(LOGITS, [], 1.0, 1.0, 2.0), LOGITS)
 
 
 def test_repetition_is_that_of_transformers() -> None:
@@ -391,7 +391,7 @@ def test_repetition_is_that_of_transformers() -> None:
 
     emitted = [3, 1, 3]
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([emitted]), LOGITS[None].clone())
-    torch.testing.assert_close(penalized(LOGITS, emitted, 0.0, 0.0, 1.3), theirs[0])
+    torch.testing.assert_close(apply_penalties(LOGITS, emitted, 0.0, 0.0, 1.3), theirs[0])
 
 
 def test_what_ends_a_text_is_impossible_until_it_is_long_enough() -> None:
@@ -449,4 +449,4 @@ def test_what_must_follow_is_what_all_sentences_go_on_with(pattern: str) -> None
     for text in (text for text in TEXTS[:121] if automaton.begins(text)):
         following = [sentence.removeprefix(text) for sentence in sentences if sentence.startswith(text)]
         common = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*following, strict=False))
-        assert automaton.forced(text) == "".join(letter for letter, *_ in common), text
+        assert automaton.forced_text(text) == "".join(letter for letter, *_ in common), text

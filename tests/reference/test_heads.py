@@ -18,7 +18,7 @@ from eagletwin.reference.draft_heads import Eagle3Head, proposed_tokens
 from eagletwin.reference.eagle import DraftRows, EagleHead, Head, draft_rows
 from eagletwin.reference.layers import rotate
 from eagletwin.reference.llama import causal, target_rows
-from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
+from eagletwin.reference.mtp import draft_extend, is_provisional, layer_tokens
 from eagletwin.reference.sizes import LlamaShape
 
 from .deepseek import near
@@ -273,7 +273,7 @@ X = torch.arange(10, 20)  # x[0..9]: the prompt of ten
 def test_row_i_of_layer_k_consumes_token_i_1_k_and_past_what_is_known_the_drafts(
     known: int, rows: range, expected: list[list[int]]
 ) -> None:
-    found = [consumed(X[: known + 1], [91, 92, 93], layer, rows).tolist() for layer in range(3)]
+    found = [layer_tokens(X[: known + 1], [91, 92, 93], layer, rows).tolist() for layer in range(3)]
     assert found == expected
     for layer, tokens in enumerate(found):
         assert [token > 90 for token in tokens] == [is_provisional(row, layer, known) for row in rows]

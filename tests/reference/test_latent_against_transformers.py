@@ -12,7 +12,7 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain
 from eagletwin.reference.draft_heads import Eagle3Head, FrozenHead
-from eagletwin.reference.experts import experts, gated, route
+from eagletwin.reference.experts import experts, gated_mlp, route
 from eagletwin.reference.growth import draft_tree
 from eagletwin.reference.layers import latent_attention, rms_norm, rotate
 from eagletwin.reference.llama import TargetRows, causal, target_rows
@@ -117,10 +117,10 @@ def test_weights_of_experts_sum_to_the_scale_and_the_shared_expert_is_added_once
     weights = model_pair(RECIPE.name).reference_target()
     prefix, inner = f"model.layers.{RECIPE.target.num_layers - 1}.mlp.", _inner()
     routing = route(weights, prefix, shape, inner)
-    expected = gated(weights, f"{prefix}shared_experts.", inner)
+    expected = gated_mlp(weights, f"{prefix}shared_experts.", inner)
     for row in range(len(inner)):
         for expert, weight in zip(routing.chosen[row].tolist(), routing.weight[row], strict=True):
-            expected[row] += shape.scale * weight * gated(weights, f"{prefix}experts.{expert}.", inner[row])
+            expected[row] += shape.scale * weight * gated_mlp(weights, f"{prefix}experts.{expert}.", inner[row])
     assert torch.allclose(experts(weights, prefix, shape, inner), expected, rtol=0, atol=1e-12)
     assert torch.allclose(routing.weight.sum(-1), torch.ones(len(inner), dtype=torch.float64))
     assert len(set(routing.chosen.flatten().tolist())) == shape.count  # each of them is chosen by some row

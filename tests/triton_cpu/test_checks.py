@@ -27,27 +27,27 @@ def source_line(fault: triton_cpu.KernelViolation) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.int8])
 def test_an_undefined_lane_that_reaches_a_store_is_found(dtype: torch.dtype) -> None:
     out = torch.zeros(1, dtype=dtype)
-    with triton_cpu.installed(POISON), pytest.raises(triton_cpu.PoisonLeak) as caught:
+    with triton_cpu.installation(POISON), pytest.raises(triton_cpu.PoisonLeak) as caught:
         K.sum_undefined[(1,)](torch.ones(4, dtype=dtype), out, 3, BLOCK=4)
     assert (caught.value.kernel, caught.value.argument) == ("sum_undefined", "dst")
     assert source_line(caught.value) == "tl.store(dst, tl.sum(x, 0))"
 
 
 def test_an_undefined_lane_that_decides_a_branch_is_found() -> None:
-    with triton_cpu.installed(POISON), pytest.raises(triton_cpu.PoisonLeak):
+    with triton_cpu.installation(POISON), pytest.raises(triton_cpu.PoisonLeak):
         K.branch_undefined[(1,)](torch.ones(8), torch.zeros(1, dtype=torch.int32), 3, BLOCK=8)
 
 
 def test_an_undefined_address_is_found_without_any_mode() -> None:
     table = torch.tensor([1, 0, 2], dtype=torch.int32)
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds):
         K.address_undefined[(1,)](torch.ones(4), table, torch.zeros(4), 3, BLOCK=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.int8])
 def test_undefined_lanes_that_are_masked_away_are_legal(dtype: torch.dtype) -> None:
     out = torch.zeros(5, dtype=torch.float32)
-    with triton_cpu.installed(POISON):
+    with triton_cpu.installation(POISON):
         K.masked_away[(1,)](torch.ones(4, dtype=dtype), out, 3, BLOCK=4)
         K.copy_masked[(2,)](torch.ones(7, dtype=dtype), torch.empty(7, dtype=dtype), 7, OTHER=False, BLOCK=4)
     assert out.tolist() == [6, 1, 1, 1, 0]
@@ -55,7 +55,7 @@ def test_undefined_lanes_that_are_masked_away_are_legal(dtype: torch.dtype) -> N
 
 def test_undefined_float_lanes_are_not_silently_zero() -> None:
     out = torch.zeros(1)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.sum_undefined[(1,)](torch.ones(4), out, 3, BLOCK=4)
     assert out.isnan().item()
 
@@ -66,7 +66,7 @@ def test_uninitialised_memory_that_reaches_a_store_is_found(dtype: torch.dtype) 
         source = torch.empty(4, dtype=dtype)
     source[:3] = 1
     out = torch.zeros(4, dtype=dtype)
-    with triton_cpu.installed(POISON):
+    with triton_cpu.installation(POISON):
         K.copy_range[(1,)](source, out, 0, 3, BLOCK=4)
         with pytest.raises(triton_cpu.PoisonLeak, match=r"element \(3,\)"):
             K.copy_range[(1,)](source, out, 0, 4, BLOCK=4)
@@ -87,26 +87,26 @@ def test_every_factory_of_empty_memory_is_poisoned_and_given_back() -> None:
 def test_memory_that_stays_unwritten_is_legal() -> None:
     with triton_cpu.poison_empty():
         out = torch.empty(8)
-    with triton_cpu.installed(triton_cpu.Checks(poison=True, races=True, shadow=True)):
+    with triton_cpu.installation(triton_cpu.Checks(poison=True, races=True, shadow=True)):
         K.copy_range[(1,)](torch.ones(4), out, 0, 4, BLOCK=4)
     assert out[:4].tolist() == [1] * 4 and out[4:].isnan().all()
 
 
 def test_a_race_is_found_and_names_the_store() -> None:
-    with triton_cpu.installed(RACES), pytest.raises(triton_cpu.OrderDependence) as caught:
+    with triton_cpu.installation(RACES), pytest.raises(triton_cpu.OrderDependence) as caught:
         K.race[(4,)](torch.zeros(2, dtype=torch.int32), 4)
     assert (caught.value.argument, source_line(caught.value)) == ("out", "tl.store(out + pid // 2, pid)")
     assert "element (0,) is 1 in one order of the programs and 0 in the reverse (2 elements differ)" in caught.value.detail
 
 
 def test_a_read_of_what_another_program_writes_is_found() -> None:
-    with triton_cpu.installed(RACES), pytest.raises(triton_cpu.OrderDependence):
+    with triton_cpu.installation(RACES), pytest.raises(triton_cpu.OrderDependence):
         K.reads_its_neighbour[(4,)](torch.arange(4), 4)
 
 
 def test_independent_programs_pass_in_any_order() -> None:
     source, out = torch.randn(50), torch.zeros(50)
-    with triton_cpu.installed(triton_cpu.Checks(order=3, races=True)):
+    with triton_cpu.installation(triton_cpu.Checks(order=3, races=True)):
         K.copy_masked[(7,)](source, out, 50, OTHER=True, BLOCK=8)
     assert torch.equal(source, out)
 
@@ -114,7 +114,7 @@ def test_independent_programs_pass_in_any_order() -> None:
 def test_a_seeded_order_is_random_and_repeatable() -> None:
     def winners(seed: int | None) -> list[int]:
         out = torch.zeros(16, dtype=torch.int32)
-        with triton_cpu.installed(triton_cpu.Checks(order=seed)):
+        with triton_cpu.installation(triton_cpu.Checks(order=seed)):
             K.race[(32,)](out, 32)
         return out.tolist()
 
@@ -124,7 +124,7 @@ def test_a_seeded_order_is_random_and_repeatable() -> None:
 
 def test_a_check_that_records_goes_on_with_the_first_result() -> None:
     out = torch.zeros(2, dtype=torch.int32)
-    with triton_cpu.installed(triton_cpu.Checks(races=True, on_fault="record")):
+    with triton_cpu.installation(triton_cpu.Checks(races=True, on_fault="record")):
         K.race[(4,)](out, 4)
     assert out.tolist() == [1, 3]
     assert [type(fault) for fault in triton_cpu.faults()] == [triton_cpu.OrderDependence]
@@ -132,27 +132,27 @@ def test_a_check_that_records_goes_on_with_the_first_result() -> None:
 
 def test_memory_ends_as_the_first_run_left_it() -> None:
     data = torch.arange(4)
-    with triton_cpu.installed(triton_cpu.Checks(races=True, poison=True, shadow=True, on_fault="record")):
+    with triton_cpu.installation(triton_cpu.Checks(races=True, poison=True, shadow=True, on_fault="record")):
         K.reads_its_neighbour[(4,)](data, 4)
     assert data.tolist() == [1, 2, 3, 3]
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, kernel: Any, wrong: Any) -> None:
     """Make a kernel compile to a wrong function."""
-    right = compiler.compiled(kernel.fn)
+    right = compiler.compile_kernel(kernel.fn)
     fields = {name: getattr(right, name) for name in type(right).__dataclass_fields__}
     monkeypatch.setitem(compiler._cache, kernel.fn, compiler.Compiled(**{**fields, "function": wrong}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
 def test_a_wrong_operator_here_is_a_shadow_mismatch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    right = compiler.compiled(K.double.fn).function
+    right = compiler.compile_kernel(K.double.fn).function
     scope = {
         **right.__globals__,
         PREFIX + "mul": lambda a, b: compiler.RUNTIME[PREFIX + "mul"](a, b) + 1,
     }
     plant(monkeypatch, K.double, type(right)(right.__code__, scope))
-    with triton_cpu.installed(SHADOW), pytest.raises(triton_cpu.ShadowMismatch) as caught:
+    with triton_cpu.installation(SHADOW), pytest.raises(triton_cpu.ShadowMismatch) as caught:
         K.double[(1,)](torch.ones(4, dtype=dtype), torch.zeros(4, dtype=dtype), N=4)
     fault = caught.value
     assert (fault.kernel, fault.argument, fault.program) == ("double", "dst", (0, 0, 0))
@@ -161,14 +161,14 @@ def test_a_wrong_operator_here_is_a_shadow_mismatch(monkeypatch: pytest.MonkeyPa
 
 def test_a_leak_shows_against_the_stock_interpreter_only_as_poison() -> None:
     out = torch.zeros(1)
-    with triton_cpu.installed(SHADOW):
+    with triton_cpu.installation(SHADOW):
         K.sum_undefined[(1,)](torch.ones(4), out, 3, BLOCK=4)
     assert out.isnan().item() and triton_cpu.faults() == []
 
 
 def test_the_unsupported_falls_back_before_any_store_and_is_listed() -> None:
     source, out = torch.randn(8), torch.zeros(8)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.pointer_to_integer[(1,)](source, out, N=8)
         K.double[(1,)](torch.ones(4).to(torch.float8_e5m2), torch.zeros(4).to(torch.float8_e5m2), N=4)
     assert torch.equal(source, out)
@@ -184,7 +184,7 @@ def test_a_fall_back_is_noted_as_it_comes_and_once(monkeypatch: pytest.MonkeyPat
     )  # a function of the package has its name
     monkeypatch.setattr(installing, "_note_fallback", None)  # put back afterwards
     triton_cpu.watch_fallbacks(lambda kernel, why: noted.append(f"{kernel}: {why}"))
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         for _ in range(2):
             K.pointer_to_integer[(1,)](torch.randn(8), torch.zeros(8), N=8)
     assert len(noted) == 1
@@ -192,7 +192,7 @@ def test_a_fall_back_is_noted_as_it_comes_and_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_unsupported_after_a_store_is_an_error() -> None:
-    with triton_cpu.installed(), pytest.raises(triton_cpu.KernelError, match=r"pointer cast.*after it stored"):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.KernelError, match=r"pointer cast.*after it stored"):
         K.unsupported_late[(1,)](torch.randn(8), torch.zeros(8), N=8)
     assert triton_cpu.fallbacks() == {}
 
@@ -211,7 +211,7 @@ def test_pre_run_hooks_run_once() -> None:
     calls: list[int] = []
     kernel = InterpretedFunction(K.double.fn)
     kernel.add_pre_run_hook(lambda *args, **kwargs: calls.append(len(args)))
-    with triton_cpu.installed(SHADOW):
+    with triton_cpu.installation(SHADOW):
         kernel[(1,)](torch.ones(4), torch.zeros(4), N=4)
         kernel[(1,)](torch.ones(4).to(torch.float8_e5m2), torch.zeros(4).to(torch.float8_e5m2), N=4)
     assert calls == [2, 2]

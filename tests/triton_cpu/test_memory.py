@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.triton_cpu import compiler, launch
-from eagletwin.harness.engines.triton_cpu.dtypes import narrowed, widened
+from eagletwin.harness.engines.triton_cpu.dtypes import to_bfloat16, to_float32
 from eagletwin.harness.engines.triton_cpu.lanes import FORGET_AFTER, LARGEST_GROUP, Groupings
 
 from . import kernels as K
@@ -20,7 +20,7 @@ from . import kernels as K
 
 def test_a_load_one_past_the_end_names_everything() -> None:
     source, target = torch.arange(8.0), torch.zeros(9)
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds) as caught:
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds) as caught:
         K.copy_masked[(3,)](source, target, 9, OTHER=True, BLOCK=4)
     fault = caught.value
     assert (fault.kernel, fault.argument, fault.program) == ("copy_masked", "src", (2, 0, 0))
@@ -33,20 +33,20 @@ def test_a_load_one_past_the_end_names_everything() -> None:
 
 def test_a_store_out_of_bounds_writes_nothing() -> None:
     target = torch.full((4,), -1, dtype=torch.int32)
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds, match="store at offset 4"):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds, match="store at offset 4"):
         K.store_range[(1,)](target, 1, 4, BLOCK=4)
     assert target.tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize("at", [-1, 8, 2**40, -(2**40)])
 def test_a_scalar_access_is_checked_on_both_sides(at: int) -> None:
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds):
         K.load_one[(1,)](torch.zeros(8), torch.zeros(1), at)
 
 
 def test_inside_the_storage_but_outside_the_view() -> None:
     storage = torch.arange(16.0)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.load_one[(1,)](storage, torch.zeros(1), 12)
         for at in (-1, 4):
             with pytest.raises(triton_cpu.OutOfBounds):
@@ -56,7 +56,7 @@ def test_inside_the_storage_but_outside_the_view() -> None:
 def test_the_gap_of_a_strided_view_is_outside_it() -> None:
     view = torch.arange(32.0).view(4, 8)[:, :3]
     out = torch.zeros(1)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.load_one[(1,)](view, out, 8)
         assert out.item() == 8.0
         with pytest.raises(triton_cpu.OutOfBounds, match="in a gap"):
@@ -69,7 +69,7 @@ def test_the_gap_of_a_strided_view_is_outside_it() -> None:
 
 def test_transposed_and_expanded_views_have_no_gap() -> None:
     out = torch.zeros(1)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.load_one[(1,)](torch.arange(12.0).view(3, 4).T, out, 11)
         K.load_one[(1,)](torch.arange(3.0)[:, None].expand(3, 5), out, 2)
         with pytest.raises(triton_cpu.OutOfBounds):
@@ -77,12 +77,12 @@ def test_transposed_and_expanded_views_have_no_gap() -> None:
 
 
 def test_masked_off_lanes_may_point_anywhere() -> None:
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.copy_range[(1,)](torch.zeros(8), torch.zeros(4), 2**30, 0, BLOCK=4)
 
 
 def test_an_empty_tensor_has_no_legal_offset() -> None:
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds, match="the tensor is empty"):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds, match="the tensor is empty"):
         K.load_one[(1,)](torch.empty(0), torch.zeros(1), 0)
 
 
@@ -92,7 +92,7 @@ def test_exactly_the_illegal_ranges_are_refused(start: int, n: int, first: int, 
     view = torch.arange(20.0)[first : first + size]
     out = torch.full((8,), -1.0)
     legal = n == 0 or (start >= 0 and start + n <= size)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         if legal:
             K.copy_range[(1,)](view, out, start, n, BLOCK=8)
             assert out[:n].tolist() == view[start : start + n].tolist()
@@ -111,7 +111,7 @@ def pools(**tensors: torch.Tensor) -> triton_cpu.LivePools:
 def test_raw_addresses_are_checked_against_their_pool() -> None:
     k, v = torch.arange(32.0).view(8, 4), torch.arange(32.0).view(8, 4) + 100
     table = torch.tensor([k.data_ptr(), v.data_ptr()])
-    with triton_cpu.installed(triton_cpu.Checks(shadow=True, races=True, poison=True), pools(k=k, v=v)):
+    with triton_cpu.installation(triton_cpu.Checks(shadow=True, races=True, poison=True), pools(k=k, v=v)):
         K.move_raw[(2,)](table, 5, 2, ROW=4)
         assert torch.equal(k[5], k[2]) and torch.equal(v[5], v[2])
         with pytest.raises(triton_cpu.OutOfBounds, match="store at offset 32") as caught:
@@ -122,12 +122,12 @@ def test_raw_addresses_are_checked_against_their_pool() -> None:
 def test_an_unregistered_address_is_a_violation_only_with_a_registry() -> None:
     k = torch.arange(32.0).view(8, 4)
     table = torch.tensor([k.data_ptr()])
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.move_raw[(1,)](table, 5, 2, ROW=4)
     assert torch.equal(k[5], k[2])
     registry = pools(k=k)
     registry.forget("k")
-    with triton_cpu.installed(None, registry), pytest.raises(triton_cpu.UnregisteredAddress, match="no live pool"):
+    with triton_cpu.installation(None, registry), pytest.raises(triton_cpu.UnregisteredAddress, match="no live pool"):
         K.move_raw[(1,)](table, 5, 2, ROW=4)
 
 
@@ -145,7 +145,7 @@ def test_a_pool_must_be_contiguous() -> None:
 def test_windows_of_a_strided_tensor_are_copied_up_to_its_edge(rows: int, columns: int) -> None:
     source = torch.arange(rows * 7.0).view(rows, 7)[:, :columns]
     target = torch.full((rows, columns), -1, dtype=torch.int32)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.copy_window[(-(-rows // 4),)](source, target, rows, columns, 7, 0, PAD="zero", CHECK=True, R=4, C=4)
     assert torch.equal(target, (2 * source).to(torch.int32))
     assert not triton_cpu.fallbacks()
@@ -153,20 +153,20 @@ def test_windows_of_a_strided_tensor_are_copied_up_to_its_edge(rows: int, column
 
 def test_what_lies_before_the_tensor_is_outside_too() -> None:
     source, target = torch.ones(6, 4), torch.zeros(6, 4)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.copy_window[(1,)](source, target, 6, 4, 4, -2, PAD="zero", CHECK=True, R=4, C=4)
     assert target.sum(1).tolist() == [8, 8, 0, 0, 0, 0]
 
 
 def test_a_dimension_that_is_not_checked_may_not_be_left() -> None:
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds, match="load at offset 24"):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds, match="load at offset 24"):
         K.copy_window[(2,)](torch.ones(6, 4), torch.zeros(6, 4), 6, 4, 4, 0, PAD="zero", CHECK=False, R=4, C=4)
 
 
 def test_without_padding_what_lies_outside_is_undefined() -> None:
     """Nothing of it is stored where the target ends there too; where it goes on, what is stored depends on it."""
     source = torch.ones(6, 4)
-    with triton_cpu.installed(triton_cpu.Checks(poison=True, on_fault="record")):
+    with triton_cpu.installation(triton_cpu.Checks(poison=True, on_fault="record")):
         K.copy_window[(2,)](source, torch.zeros(6, 4), 6, 4, 4, 0, PAD="", CHECK=True, R=4, C=4)
         assert not triton_cpu.faults()
         K.widen_window[(1,)](source, torch.zeros(8, 4), 6, 8, PAD="zero", R=8, C=4)
@@ -177,7 +177,7 @@ def test_without_padding_what_lies_outside_is_undefined() -> None:
 
 def test_a_shadow_says_that_there_is_nothing_to_compare_with() -> None:
     source, target = torch.arange(24.0).view(6, 4), torch.zeros(6, 4)
-    with triton_cpu.installed(triton_cpu.Checks(shadow=True)):
+    with triton_cpu.installation(triton_cpu.Checks(shadow=True)):
         K.copy_window[(2,)](source, target, 6, 4, 4, 0, PAD="zero", CHECK=True, R=4, C=4)
     assert torch.equal(target, 2 * source)  # the fast runtime's result stands
     assert "cannot run it" in triton_cpu.fallbacks()["copy_window"]
@@ -188,7 +188,7 @@ def test_a_shadow_says_that_there_is_nothing_to_compare_with() -> None:
 
 def both_ways(kernel: Any, grid: tuple[int, ...], out: torch.Tensor, args: tuple[Any, ...], **constants: Any) -> None:
     """Launch together and one by one: the same bits in `out` (one of args)."""
-    compiled = compiler.compiled(kernel.fn)
+    compiled = compiler.compile_kernel(kernel.fn)
     assert (compiled.heavy or grid[0] > launch._MANY) and compiled.runs_in_lanes()
     start = out.clone()
     results = []
@@ -215,7 +215,7 @@ def test_matrices_and_reductions(programs: int, size: int, seed: int) -> None:
     a, b = torch.randn(programs, size, size, generator=generator), torch.randn(size, size, generator=generator)
     out = torch.zeros(programs, size, size)
     both_ways(K.products, (programs,), out, (a, b, out, max(1, size - 1)), D=size)
-    with triton_cpu.installed(triton_cpu.Checks(shadow=True, races=True, poison=True)):
+    with triton_cpu.installation(triton_cpu.Checks(shadow=True, races=True, poison=True)):
         K.products[(programs,)](a, b, torch.zeros(programs, size, size), size, D=size)
 
 
@@ -238,7 +238,7 @@ def test_stores_of_a_group_that_splits_are_taken_back() -> None:
 def test_a_group_is_split_where_it_diverges() -> None:
     lengths = torch.tensor([16, 16, 16, 16, 16, 48, 48], dtype=torch.int32)
     args = (torch.zeros(7, 64), torch.zeros(7), lengths, 1.0)
-    kernel = compiler.compiled(K.softmax_rows.fn)
+    kernel = compiler.compile_kernel(K.softmax_rows.fn)
     launch._GROUPINGS.known.clear()
     launch.run(launch.bind(kernel, args, {"N": 16}, (7,)))
     assert launch._GROUPINGS.of((kernel.function, (7, 1, 1)), 7).sizes == [5, 2]
@@ -254,7 +254,7 @@ def test_as_many_lanes_as_a_block_has_elements() -> None:
 
 def test_a_violation_names_its_own_program() -> None:
     lengths = torch.tensor([16, 16, 65, 16], dtype=torch.int32)
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds) as caught:
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds) as caught:
         K.softmax_rows[(4,)](torch.zeros(128 + 64), torch.zeros(4), lengths, 1.0, N=16)
     assert caught.value.program == (2, 0, 0)
 
@@ -278,15 +278,15 @@ def test_rounding_is_to_nearest_even_as_torchs() -> None:
     edges = [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FFFFF, 1, 0x3F808000, 0x3F818000, 0x3F808001, 0x7F800001]
     values = np.concatenate([bits, np.array(edges, np.uint32)]).view(np.float32)
     theirs = torch.from_numpy(values).to(BF16).float().numpy()
-    assert np.array_equal(widened(narrowed(values)), theirs, equal_nan=True)
+    assert np.array_equal(to_float32(to_bfloat16(values)), theirs, equal_nan=True)
 
 
 def test_all_numbers_of_bfloat16_are_read_and_kept() -> None:
     every = np.arange(2**16, dtype=np.uint16)
     wide = torch.from_numpy(every.view(np.int16)).view(BF16).float().numpy()
-    assert np.array_equal(widened(every), wide, equal_nan=True)
+    assert np.array_equal(to_float32(every), wide, equal_nan=True)
     numbers = ~np.isnan(wide)
-    assert np.array_equal(narrowed(wide)[numbers], every[numbers])
+    assert np.array_equal(to_bfloat16(wide)[numbers], every[numbers])
 
 
 def test_operators_round_as_torchs_do() -> None:
@@ -294,7 +294,7 @@ def test_operators_round_as_torchs_do() -> None:
     torch.manual_seed(0)
     a, b, f = torch.randn(n).to(BF16), torch.randn(n).to(BF16), torch.randn(n)
     narrow, wide = torch.zeros(5, n, dtype=BF16), torch.zeros(5, n)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.brain_ops[(1,)](a, b, f, narrow, wide, 12, N=n)
     assert triton_cpu.fallbacks() == {}
     x = torch.where(torch.arange(n) < 12, a, torch.tensor(0.3).to(BF16))
@@ -309,20 +309,20 @@ def test_operators_round_as_torchs_do() -> None:
 
 @pytest.mark.parametrize("checks", [triton_cpu.Checks(), triton_cpu.Checks(shadow=True)])
 def test_what_it_cannot_do_is_an_error_and_never_the_stock_interpreters(checks: Any) -> None:
-    with triton_cpu.installed(checks), pytest.raises(triton_cpu.KernelError, match="bfloat16"):
+    with triton_cpu.installation(checks), pytest.raises(triton_cpu.KernelError, match="bfloat16"):
         K.brain_sine[(1,)](torch.ones(8, dtype=BF16), torch.ones(8, dtype=BF16), N=8)
     assert triton_cpu.fallbacks() == {}
 
 
 def test_masked_lanes_are_undefined() -> None:
     out, source = torch.zeros(1), torch.ones(4, dtype=BF16)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.sum_undefined[(1,)](source, out, 3, BLOCK=4)
     assert out.isnan().item()
 
 
 def test_a_store_outside_the_tensor_is_seen() -> None:
-    with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds):
+    with triton_cpu.installation(), pytest.raises(triton_cpu.OutOfBounds):
         K.double[(1,)](torch.ones(8, dtype=BF16), torch.zeros(4, dtype=BF16), N=8)
 
 
@@ -357,9 +357,9 @@ def test_attention_is_as_exact_as_its_roundings() -> None:
         decode_attention.decode_attention_fwd(*args)
         return out
 
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         rows, ones = extended(), decoded()
-    with triton_cpu.installed(triton_cpu.Checks(races=True)):  # one by one
+    with triton_cpu.installation(triton_cpu.Checks(races=True)):  # one by one
         assert torch.equal(rows, extended()) and torch.equal(ones, decoded())
     assert triton_cpu.fallbacks() == {}
     for row in range(8):

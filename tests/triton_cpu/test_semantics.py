@@ -19,7 +19,7 @@ SHADOW = triton_cpu.Checks(shadow=True)
 
 def shadowed(kernel: Any, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
     """Launch under shadow; nothing may differ or fall back."""
-    with triton_cpu.installed(SHADOW):
+    with triton_cpu.installation(SHADOW):
         kernel[grid](*args, **kwargs)
     assert triton_cpu.fallbacks() == {}
 
@@ -61,7 +61,7 @@ def test_loops_branches_and_device_functions(n: int, flag: bool) -> None:
 def test_constexprs_are_python_values_until_they_meet_another(flag: bool) -> None:
     for size in (3, 5, 8):
         out = torch.zeros(2, dtype=torch.int32)
-        with triton_cpu.installed():
+        with triton_cpu.installation():
             K.constants[(1,)](out, 4, FLAG=flag, SIZE=size)
         met = int((size + 4) / -2)
         assert out.tolist() == [0 if flag or size == 3 else size // -2 + size % 3, met]
@@ -121,7 +121,7 @@ def test_int1_wraps() -> None:
 
 def test_a_replaced_global_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = torch.zeros(1, dtype=torch.int32), torch.zeros(17, dtype=torch.int32)
-    with triton_cpu.installed():
+    with triton_cpu.installation():
         K.control[(1,)](source, out, 1, BLOCK=8, FLAG=False)
         before = out.clone()
         monkeypatch.setattr(K, "SCALE", K.tl.constexpr(11))

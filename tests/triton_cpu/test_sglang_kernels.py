@@ -39,7 +39,7 @@ H, KV, D = 4, 2, 16
 @pytest.fixture(autouse=True)
 def checked() -> Iterator[None]:
     pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
-    with triton_cpu.installed(EVERYTHING):
+    with triton_cpu.installation(EVERYTHING):
         yield
     assert triton_cpu.fallbacks() == {} and triton_cpu.faults() == []
 

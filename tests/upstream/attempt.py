@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 
 from .undo import UNDONE, make_tree, name_of_test, undo
 
@@ -93,7 +93,7 @@ def package() -> Path:
 
 def main() -> int:
     """The release, and a tree without each of the fixes; 0 if all came out as they must."""
-    versions = ", ".join(f"{name} {installed(name)}" for name in ("sglang", "torch", "triton", "transformers"))
+    versions = ", ".join(f"{name} {installed_version(name)}" for name in ("sglang", "torch", "triton", "transformers"))
     print(f"Python {sys.version.split()[0]}, {versions}", flush=True)
     wrong = 0
     for bug in ("", *UNDONE):

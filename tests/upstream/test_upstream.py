@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 
 from .attempt import TEST, attempt, package
 from .undo import UNDONE, edits_of, make_tree, name_of_test, undo
@@ -37,7 +37,7 @@ def test_it_needs_eagletwin_and_sglang_alone_and_is_written_as_theirs_are() -> N
 
 def test_every_fix_of_the_ledger_that_a_cpu_reaches_has_its_test() -> None:
     asked = re.findall(r'self\._assert_fixed\("(.*)"\)', SOURCE)
-    assert sorted(asked) == sorted(entry.id for entry in LEDGER.values() if entry.fixed and not unreached(entry))
+    assert sorted(asked) == sorted(entry.id for entry in LEDGER.values() if entry.fixed and not why_unreachable(entry))
 
 
 @pytest.mark.parametrize("bug", UNDONE)

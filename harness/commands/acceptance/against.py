@@ -10,7 +10,7 @@ import msgspec
 from eagletwin.cases.entry import Doing
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.files import new_run_folder
-from eagletwin.harness.core.recording import Untold
+from eagletwin.harness.core.recording import Inconclusive
 from eagletwin.harness.core.terminal import count, progress
 from eagletwin.harness.deserved.checkpoint import Prompt
 from eagletwin.harness.deserved.conditions import Seen, diagnose, why_untold
@@ -19,9 +19,9 @@ from eagletwin.harness.deserved.misconfiguration import explained_by
 from eagletwin.harness.deserved.precision import Pair
 from eagletwin.harness.deserved.rounds import Compared, Cuts, compare, possible_cuts
 from eagletwin.harness.deserved.server import WAYS, Answer, HttpServer, Sent, Started, Way, send
-from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected, power_of
+from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected_rounds, power_of
 
-from ..options import tell
+from ..options import log_progress
 from .losses import Losing, hidden_bugs, loss_remarks, suspects
 from .report import AnswerRounds, ExpectedRounds, ServerAcceptance, WayRounds, conclude
 
@@ -29,7 +29,7 @@ from .report import AnswerRounds, ExpectedRounds, ServerAcceptance, WayRounds, c
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Prompting:
     """A server, what it says of itself, and what it is asked for: so many new tokens a prompt, so many prompts at once."""
 
     server: HttpServer
@@ -51,21 +51,21 @@ class Asked:
         return plain | {"top_p": 1.0, "top_k": -1} if self.by_rejection else plain
 
 
-def answered(asked: Asked, prompts: Sequence[Prompt], folder: Path) -> Iterator[Sent]:
+def collect_answers(asked: Prompting, prompts: Sequence[Prompt], folder: Path) -> Iterator[Sent]:
     """Put the prompts to the server in each way. Raises HarnessError where it does not answer."""
     total = len(WAYS) * len(prompts)
     with (folder / "answers.jsonl").open("ab", buffering=0) as file, progress("answers", total) as line:
 
-        def kept(sent: Sent) -> None:
+        def save(sent: Sent) -> None:
             file.write(
                 msgspec.json.encode({"prompt": sent.number, "way": sent.way, **msgspec.to_builtins(sent.answer)}) + b"\n"
             )
 
         ids = [prompt.ids for prompt in prompts]
-        sending = send(asked.server, ids, asked.new_tokens, at_once=asked.at_once, sampling=asked.sampling, kept=kept)
+        sending = send(asked.server, ids, asked.new_tokens, at_once=asked.at_once, sampling=asked.sampling, kept=save)
         for number, sent in enumerate(sending, 1):
             if number % 10 == 0:
-                tell(f"{number} of {total} answers")
+                log_progress(f"{number} of {total} answers")
             what = f"prompt {sent.number + 1} of {len(prompts)}, {WAYS[sent.way]}"
             line.look(what)  # while it is compared with what the pair deserves
             yield sent
@@ -92,7 +92,7 @@ def against_expectation(
             number += 1
             tokens += len(sent.answer.tokens) - 1  # each a round of its own, if no draft is accepted
             used[sent.way] = used.get(sent.way, 0) + sent.answer.rounds
-            deserved[sent.way] = deserved.get(sent.way, Expected(0, 0)) + _expected(pair, shape, sent, temperature)
+            deserved[sent.way] = deserved.get(sent.way, Expected(0, 0)) + _expected_acceptance(pair, shape, sent, temperature)
     except HarnessError as error:
         if not used:
             raise
@@ -119,14 +119,14 @@ def against_expectation(
     return conclude(found, folder, as_json=as_json)
 
 
-def _expected(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expected:
+def _expected_acceptance(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expected:
     answer = sent.answer
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
     if len(answer.tokens) < 2:  # the prefill emits the only token
         return Expected(0, 0)
     read = pair.read(text, temperature)
     kept = chances(pair.draft, text, read.hidden, read.said, shape.num_steps, temperature)
-    return expected(kept, begin)
+    return expected_rounds(kept, begin)
 
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
@@ -136,7 +136,7 @@ _OFF = 0.02
 _OPEN = 0.75
 
 
-def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: bool, out: Path) -> int:
+def against(pair: Pair, prompts: Sequence[Prompt], asked: Prompting, *, as_json: bool, out: Path) -> int:
     """Compare; print; return the exit code: 0 if each answer took the rounds that it deserves, 1 if one did not, 125 if nothing
     can be said."""
     started = asked.started
@@ -144,7 +144,7 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     pair.must_draft(shape)
     folder = new_run_folder(out, "acceptance")
     if asked.by_rejection:
-        answers = answered(asked, prompts, folder)
+        answers = collect_answers(asked, prompts, folder)
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
     layers = min(pair.draft.layers, shape.num_steps)  # that propose something
     everything, off, why = _ask(pair, prompts, asked, shape, layers, folder)
@@ -192,7 +192,7 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     return conclude(result, folder, as_json=as_json)
 
 
-def _losing(pair: Pair, asked: Asked) -> Losing:
+def _losing(pair: Pair, asked: Prompting) -> Losing:
     """What decides which bugs the server can have."""
     started = asked.started
     does: dict[Doing, bool] = {
@@ -221,14 +221,14 @@ def shape_of(started: Started) -> Shape:
 
 
 def _ask(
-    pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, layers: int, folder: Path
+    pair: Pair, prompts: Sequence[Prompt], asked: Prompting, shape: Shape, layers: int, folder: Path
 ) -> tuple[list[Seen], int, str]:
     """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
     known: dict[tuple[Answer, tuple[Cuts, ...]], tuple[int, Compared]] = {}
     seen: list[Seen] = []
     off, why = 0, ""
     try:
-        for sent in answered(asked, prompts, folder):
+        for sent in collect_answers(asked, prompts, folder):
             # the same answer is told again and again, and compared once
             answer = msgspec.structs.replace(sent.answer, cached=0)
             ways = possible_cuts(sent.way, len(answer.prompt), asked.started.chunk, layers)
@@ -247,7 +247,7 @@ def _ask(
     return seen, off, why
 
 
-def _remarks(off: int, untold: Sequence[Untold | None], why: str) -> list[str]:
+def _remarks(off: int, untold: Sequence[Inconclusive | None], why: str) -> list[str]:
     """What a reader must know beside the rounds."""
     remarks = []
     if off:
@@ -263,7 +263,7 @@ def _remarks(off: int, untold: Sequence[Untold | None], why: str) -> list[str]:
     return [*remarks, why] if why else remarks
 
 
-def _answer(one: Seen, cause: Untold | None) -> AnswerRounds:
+def _answer(one: Seen, cause: Inconclusive | None) -> AnswerRounds:
     return AnswerRounds(
         prompt=one.sent.number,
         way=one.sent.way,

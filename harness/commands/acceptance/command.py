@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
-from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
+from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, log_progress
 from ..result import AsJson
 from .typed import (
     AtOnce,
@@ -71,11 +71,11 @@ def acceptance(
     with on(torch.device(device)):
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
-            return _conclude(_deserved(pair, shape, asked, new_tokens, (target, draft)), out, as_json=as_json)
-        from .against import Asked, against
+            return _conclude(_predict_acceptance(pair, shape, asked, new_tokens, (target, draft)), out, as_json=as_json)
+        from .against import Prompting, against
 
         answering = HttpServer(server)
-        said = Asked(answering, answering.started(), new_tokens, at_once, temperature)
+        said = Prompting(answering, answering.started(), new_tokens, at_once, temperature)
         return against(
             load_served(target, draft, said.started, device, getattr(torch, head_dtype)), asked, said, as_json=as_json, out=out
         )
@@ -121,7 +121,7 @@ def _shape(num_steps: int | None, topk: int | None, num_draft_tokens: int | None
     return Shape(steps, width, num_draft_tokens)
 
 
-def _deserved(
+def _predict_acceptance(
     pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int, names: tuple[str, str]
 ) -> "Deserved | None":
     """What the pair deserves on these texts; None if nothing is drafted in them. names: of target and draft"""
@@ -145,7 +145,7 @@ def _deserved(
         declared = pair.follow_layout(tokens, read.hidden, shape, begin)
         layout += 0 if declared is None else walk(declared, begin).rounds
         if number % 10 == 0:
-            tell(f"{number} of {len(prompts)} texts")
+            log_progress(f"{number} of {len(prompts)} texts")
     if not texts:
         return None
     found = figures(texts, shape.num_steps)

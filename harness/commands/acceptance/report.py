@@ -188,10 +188,10 @@ def _depths(one: Deserved) -> DocumentSection:
 
 
 def _parts(what: str, parts: tuple[Span, ...]) -> Table:
-    def named(part: Span) -> str:
+    def label(part: Span) -> str:
         return str(part.begin) if part.end - part.begin <= 1 else f"{part.begin} to {part.end - 1}"
 
-    rows = ((named(part), str(part.count), f"{part.accepted:.2f}") for part in parts)
+    rows = ((label(part), str(part.count), f"{part.accepted:.2f}") for part in parts)
     return table(f"Drafts accepted, by {what}", (what, "positions", "drafts accepted"), rows)
 
 

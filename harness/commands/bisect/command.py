@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import case_of, entry_named
-from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.cases.ledger import case_of, find_entry
+from eagletwin.cases.reach import unreached_text, why_unreachable
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
-from eagletwin.harness.judge.rules import rule_named
+from eagletwin.harness.judge.rules import find_rule
 
-from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import BisectFacts, tell_result, with_json
+from ..options import DEFAULT_RUNS, Runs, log_progress
+from ..result import BisectFacts, emit_result, with_json
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
@@ -84,20 +84,20 @@ def bisect(
 ) -> int:
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
     _check_options(since or until, git, features, spec.sglang)
-    if rule and rule_named(rule) in spec.without:
+    if rule and find_rule(rule) in spec.without:
         raise InputError(
             f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
             consequence="nothing was run",
             remedy="leave one of them out",
         )
-    entry = entry_named(case)
-    if entry is not None and unreached(entry):
+    entry = find_entry(case)
+    if entry is not None and why_unreachable(entry):
         print(unreached_text(entry))
         return EXIT_UNKNOWN
     if entry is not None and entry.view is not None and spec.view == DECLARED_VIEW:
         spec = replace(spec, view=entry.view)  # what is declared is looked for where it is a divergence
     chosen = case_of(case)
-    tell(f"bisecting {chosen.name} over {'its features' if features else 'commits' if git is not None else 'releases'}")
+    log_progress(f"bisecting {chosen.name} over {'its features' if features else 'commits' if git is not None else 'releases'}")
     from .state import Subject
 
     subject = Subject(case=chosen, run=replace(spec, sglang=""))
@@ -184,14 +184,14 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
 
             outcome = bisect_commits(run, look)
 
-        def shown(commit: str) -> str:
+        def show_command(commit: str) -> str:
             """What to type to see one commit: in a worktree of its own, which is made once."""
             tree = str((run.folder / f"tree-{commit[:12]}").absolute())
             made = shlex.join(["git", "-C", str(repository), "worktree", "add", "--detach", tree, commit[:12]])
             return f"{{ [ -e {shlex.quote(tree)} ] || {made}; }} && {command(tree)}"
 
         run.save()
-        return _end(run.folder, partial(version_report, outcome, subject.case, run, shown), outcome.answered)
+        return _end(run.folder, partial(version_report, outcome, subject.case, run, show_command), outcome.answered)
 
 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
@@ -203,24 +203,24 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
 
     from .measure import SMALLEST, features_of, reduce_case
     from .report import feature_report
-    from .state import LOOKS, say
+    from .state import LOOKS, log_line
 
     source = resolve(sglang)
     folder = new_run_folder(out, f"features-{subject.case.name}")
     had = ", ".join(feature.words for feature in features_of(subject.case)) or "none"
-    say(folder, f"folder: {folder}")
-    say(folder, f"features of {subject.case.name}: {had}")
-    say(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
+    log_line(folder, f"folder: {folder}")
+    log_line(folder, f"features of {subject.case.name}: {had}")
+    log_line(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
     try:
         with progress("looks") as line, Host(source=source) as host:
 
-            def said(text: str) -> None:
-                say(folder, text)
+            def log(text: str) -> None:
+                log_line(folder, text)
                 line.done(text)
 
-            reduction = reduce_case(host, subject, rule, folder, said)
+            reduction = reduce_case(host, subject, rule, folder, log)
     except KeyboardInterrupt:
-        say(folder, "not finished: the same command begins the search for features again")
+        log_line(folder, "not finished: the same command begins the search for features again")
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     again = command(sglang, str(folder / SMALLEST))
     return _end(folder, partial(feature_report, reduction, subject.case, folder, again, hint), reduction.reduced.answered)
@@ -243,7 +243,7 @@ def _end(folder: Path, report: Callable[..., str], answered: bool) -> int:
     (folder / REPORT).write_text(f"{text}\n", encoding="utf-8")
     write_page(folder, lambda: bisection_page(folder))
     show(report(columns=width()))
-    tell_result(BisectFacts(answer=text.partition("  ")[0].strip(), report=text, folder=str(folder)))
+    emit_result(BisectFacts(answer=text.partition("  ")[0].strip(), report=text, folder=str(folder)))
     return EXIT_EQUAL if answered else EXIT_UNKNOWN
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import RUN_MODULE
 
-from .report import VersionsOutcome, fault_between, outcome_of, said
+from .report import VersionsOutcome, fault_between, outcome_of, progress_line
 from .state import BisectionFolder, Found, Looked, Unclear, end_mark
 
 # A scratch worktree of the user's repository: its checkout, HEAD, index and bisections are left alone.
@@ -141,7 +141,7 @@ def bisect_commits(run: BisectionFolder, look: Callable[[str, Path], Looked]) ->
                 run.tell(f"{names[commit]}: looking …")
                 tree.checkout(commit)
                 run.add(look(commit, tree.path))
-                run.tell(f"{names[commit]}: {said(looked[commit]).partition(': ')[2]}")
+                run.tell(f"{names[commit]}: {progress_line(looked[commit]).partition(': ')[2]}")
         if any(end_mark(looked[commit], rule) == "skip" for commit in plan.versions):
             return outcome_of(plan.versions, looked, None, rule, unclear="an end cannot be decided", names=names)
         try:

@@ -24,7 +24,7 @@ from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.valid import decode_case
 
 from ..matrix import Matrix, Question
-from .state import Fault, Looked, Mark, Sighting, Subject, brief, end_mark, mark, settled
+from .state import Fault, Looked, Mark, Sighting, Subject, brief, end_mark, is_settled, mark
 
 # The features of a case that can be taken away one by one: its dimensions, each with a way to do so that leaves the rest as it
 # is.
@@ -136,19 +136,19 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
     def ways(kept: tuple[Dimension, ...]) -> list[Case]:
         return variants(original, [feature for feature in had if feature not in kept])
 
-    def marked(case: Case) -> tuple[Mark, str]:
+    def mark_case(case: Case) -> tuple[Mark, str]:
         if case not in seen:
             seen[case] = settle_vacuous(look(case))
         return mark(seen[case], fault)
 
     def shows(kept: tuple[Dimension, ...]) -> bool:
-        found = any(marked(way)[0] == "bad" for way in ways(kept))
+        found = any(mark_case(way)[0] == "bad" for way in ways(kept))
         tell(f"{'shows' if found else 'does not show'} with: {', '.join(one.name for one in kept) or 'no feature'}")
         return found
 
     needed = smallest(had, shows)
-    least = next((way for way in ways(needed) if marked(way)[0] == "bad"), original)
-    doubts = {feature.words: _doubt([marked(way) for way in variants(least, [feature])]) for feature in needed}
+    least = next((way for way in ways(needed) if mark_case(way)[0] == "bad"), original)
+    doubts = {feature.words: _doubt([mark_case(way) for way in variants(least, [feature])]) for feature in needed}
     gone = tuple(feature for feature in had if feature not in needed)
     return Reduced(whole, fault, needed, gone, least, doubts)
 
@@ -193,7 +193,7 @@ def look_at_version(version: str, sglang: str, subject: Subject, folder: Path, a
 def look(host: Host, subject: Subject, folder: Path, again: str) -> tuple[Sighting, ...]:
     """All looks on one host, each in a fresh fork."""
     matrix, sightings = Matrix(), list[Sighting]()
-    while not settled(sightings):
+    while not is_settled(sightings):
         name = f"look-{len(sightings) + 1}"
         question = Question(what=subject.case, name=name, out=folder, run=subject.run, again=again, once=True)
         answer = matrix.ask(host, question)

@@ -107,7 +107,7 @@ def bisect_releases(run: BisectionFolder, look: Callable[[str], Looked]) -> Vers
         version = versions[index]
         run.tell(f"{version}: looking …")
         run.add(look(version))
-        run.tell(said(looked[version]))
+        run.tell(progress_line(looked[version]))
 
     while (index := next_end(len(versions), marks(versions, looked, None, rule))) is not None:
         look_at(index)
@@ -124,7 +124,7 @@ def bisect_releases(run: BisectionFolder, look: Callable[[str], Looked]) -> Vers
     return outcome_of(versions, looked, fault, rule)
 
 
-def said(looked: Looked) -> str:
+def progress_line(looked: Looked) -> str:
     """A line of progress."""
     usual = looked.usual
     why = f" ({usual.why})" if usual.status == "unknown" and usual.why else ""
@@ -190,7 +190,7 @@ def _conclusion(outcome: VersionsOutcome, kind: str) -> str:
     if found.old is None or found.new is None:
         return f"No answer: fewer than two {kind}s can be decided."
     old, new = outcome.name(versions[found.old]), outcome.name(versions[found.new])
-    beyond = f" What lies beyond them cannot be decided: {_listed(outcome, found.outside)}." if found.outside else ""
+    beyond = f" What lies beyond them cannot be decided: {_list_versions(outcome, found.outside)}." if found.outside else ""
     if found.came is None:
         alike = "is equal" if outcome.fault is None else "shows it"
         more = "" if outcome.fault is None else f" It came with {old} or before it."
@@ -201,11 +201,11 @@ def _conclusion(outcome: VersionsOutcome, kind: str) -> str:
     shows = f"{new} shows it, and {old} does not" if found.came else f"{old} shows it, and {new} no longer does"
     if found.exact:
         return f"{shows}: the first {word} {kind} is {new}.{beyond}"
-    between = _listed(outcome, found.between)
+    between = _list_versions(outcome, found.between)
     return f"{shows}. Between them {between} cannot be decided, so the first {word} {kind} is one of these, or {new}.{beyond}"
 
 
-def _listed(outcome: VersionsOutcome, indices: tuple[int, ...]) -> str:
+def _list_versions(outcome: VersionsOutcome, indices: tuple[int, ...]) -> str:
     names = [outcome.name(outcome.versions[index]) for index in indices]
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
 

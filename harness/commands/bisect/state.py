@@ -20,7 +20,7 @@ from msgspec import Struct
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.files import installed, new_run_folder
+from eagletwin.harness.core.files import installed_version, new_run_folder
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 
 # What several looks at one version say about one fault, and where a change lies in a row of versions. Pure.
@@ -148,12 +148,12 @@ class Fault(Struct, frozen=True, kw_only=True):
     rule: str
     place: str = ""
 
-    def shown(self, sighting: Sighting) -> bool:
+    def shows(self, sighting: Sighting) -> bool:
         """Whether a look shows it. A fault whose rule is that the worker survives shows in an `unknown`."""
         return sighting.status != "equal" and sighting.rule == self.rule and self.place in ("", sighting.place)
 
 
-def settled(sightings: Sequence[Sighting]) -> bool:
+def is_settled(sightings: Sequence[Sighting]) -> bool:
     """Whether no further look is needed. After an unknown result one more look follows, and no other if it says the same."""
     if not sightings:
         return False
@@ -165,7 +165,7 @@ def settled(sightings: Sequence[Sighting]) -> bool:
 def mark(looked: Looked, fault: Fault) -> tuple[Mark, str]:
     """The mark of a version, and for "skip" why it is neither."""
     sightings = looked.sightings
-    shown = sum(fault.shown(sighting) for sighting in sightings)
+    shown = sum(fault.shows(sighting) for sighting in sightings)
     equal = sum(sighting.status == "equal" for sighting in sightings)
     if 2 * shown > len(sightings):
         return "bad", ""
@@ -254,7 +254,7 @@ def plan_of(
         rule=rule,
         expected=expected,
         eagletwin=__version__,
-        torch=installed("torch"),
+        torch=installed_version("torch"),
     )
 
 
@@ -312,10 +312,10 @@ class BisectionFolder:
         self.state = read_state(self.folder)
 
     def tell(self, text: str) -> None:
-        say(self.folder, text)
+        log_line(self.folder, text)
 
 
-def say(folder: Path, text: str) -> None:
+def log_line(folder: Path, text: str) -> None:
     """Progress: to stderr and the log in a run folder."""
     print(text, file=sys.stderr, flush=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
@@ -338,13 +338,13 @@ def open_run(parent: Path, plan: BisectionPlan) -> BisectionFolder:
     """The run folder of this plan: an unfinished one that no other process works on, or a new one."""
     name = f"bisect-{plan.subject.case.name}"
     for folder in sorted(parent.glob(f"{name}*"), key=lambda path: path.name):
-        if (folder / STATE).is_file() and (lock := _locked(folder)) is not None:
+        if (folder / STATE).is_file() and (lock := _lock_folder(folder)) is not None:
             state = _taken_up(folder, plan)
             if state is not None:
                 return BisectionFolder(folder, state, lock)
             lock.close()
     folder = new_run_folder(parent, name)
-    run = BisectionFolder(folder, BisectionState(plan=plan), _locked(folder))
+    run = BisectionFolder(folder, BisectionState(plan=plan), _lock_folder(folder))
     run.save()
     return run
 
@@ -364,7 +364,7 @@ def _taken_up(folder: Path, plan: BisectionPlan) -> BisectionState | None:
     return state
 
 
-def _locked(folder: Path) -> TextIO | None:
+def _lock_folder(folder: Path) -> TextIO | None:
     """A lock on the folder, held until it is closed; None: another process has it."""
     file = (folder / ".lock").open("a", encoding="utf-8")
     try:

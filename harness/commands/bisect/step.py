@@ -15,12 +15,12 @@ from eagletwin.harness.core.errors import (
     EagletwinError,
     HarnessError,
     InputError,
-    guarded,
+    run_guarded,
 )
 
 from .commits import SAID, git
 from .measure import look_at_version
-from .report import said
+from .report import progress_line
 from .state import BisectionFolder, mark, read_state
 
 
@@ -40,7 +40,9 @@ def step(folder: Path, tree: Path) -> int:
         print(f"{SAID}{name}: looking …", flush=True)
         run.add(look_at_version(commit, str(tree), state.plan.subject, folder, again=""))
     verdict, why = mark(state.looked[commit], state.fault)
-    print(f"{SAID}{name}: {said(state.looked[commit]).partition(': ')[2]}{', known before' if known else ''}", flush=True)
+    print(
+        f"{SAID}{name}: {progress_line(state.looked[commit]).partition(': ')[2]}{', known before' if known else ''}", flush=True
+    )
     if verdict == "skip":
         print(f"{SAID}skipped: {why}", flush=True)
         return EXIT_UNKNOWN
@@ -64,7 +66,7 @@ def main() -> int:
             _keep(folder, f"{type(error).__name__}: {error}")
             raise
 
-    return guarded(run)
+    return run_guarded(run)
 
 
 def _keep(folder: Path, failure: str) -> None:

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.cases.ledger import case_of
-from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.cases.reach import unreached_text, why_unreachable
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..options import DEFAULT_RUNS, OUTPUT, Runs, tell
-from ..result import tell_result, wants_json, with_json
+from ..options import DEFAULT_RUNS, OUTPUT, Runs, log_progress
+from ..result import emit_result, wants_json, with_json
 from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, STRICT, run_options
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ def _numbers(names: tuple[str, ...], case: str, lines: int, out: Path, spec: Run
 
     chosen, sources = case_of(case), (resolve(both[0]), resolve(both[1]))
     folder = new_run_folder(out, f"{chosen.name}-compare")
-    tell(f"{chosen.name} runs on SGLang {both[0]} (left) and on {both[1]} (right); both are imported first")
-    tell(f"folder: {folder}")
+    log_progress(f"{chosen.name} runs on SGLang {both[0]} (left) and on {both[1]} (right); both are imported first")
+    log_progress(f"folder: {folder}")
     from .numbers import compare_case
 
     return compare_case(chosen, both, sources, lines, folder, spec)
@@ -213,15 +213,15 @@ class _Search:
 
     def entries(self, spec: RunSpec) -> "list[Entry] | None":
         """The entries that are named, each once; None: one of them is named that the mode does not reach, which was said."""
-        from .groups import entries_named
+        from .groups import select_entries
         from .one import must_take_more
 
         must_take_more("--summary", self.summary)
         if self.markdown and wants_json():
             raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
         ledger = self.ledger or ["all"]
-        found = {entry.id: entry for entry in entries_named(ledger)}
-        beyond = [entry for entry in found.values() if unreached(entry, spec.mode)]
+        found = {entry.id: entry for entry in select_entries(ledger)}
+        beyond = [entry for entry in found.values() if why_unreachable(entry, spec.mode)]
         if beyond and "all" not in ledger:
             print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
             return None
@@ -241,12 +241,12 @@ class _Search:
         from ..fuzz.options import SearchOptions
         from .one import Against
 
-        run = changed(spec, sglang=names[0] if names else "")
+        run = replace_fields(spec, sglang=names[0] if names else "")
         search = SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out)
         for name in families:
             replace(search, only=(name,) if name else ()).check()
         return Against(
-            entries=[entry for entry in entries if not unreached(entry, spec.mode)],
+            entries=[entry for entry in entries if not why_unreachable(entry, spec.mode)],
             families=families,
             search=search,
             base=base,
@@ -262,7 +262,7 @@ class _Search:
             return EXIT_UNKNOWN
         from ..fuzz.options import SearchOptions
         from .groups import cases_of_ledger
-        from .two import Asking
+        from .two import ComparisonRun
 
         search = SearchOptions(
             minutes=self.minutes,
@@ -272,13 +272,13 @@ class _Search:
             run=spec,
         )
         search.check()
-        asking = Asking(
+        asking = ComparisonRun(
             names=(names[0], names[1]),
             questions=cases_of_ledger(entries, spec.mode),
             every=self.ledger is not None,
             plan=replace(search.plan, command=spec.command("compare", *names, *self.words)),
             words=self.words,
-            unreached=tuple(entry.id for entry in entries if unreached(entry, spec.mode)),
+            unreached=tuple(entry.id for entry in entries if why_unreachable(entry, spec.mode)),
             run=spec,
             out=self.out,
         )
@@ -293,7 +293,7 @@ class _Search:
         document = document_of(one, Path(one.folder))
         append(self.summary, markdown_of(document))
         print(markdown_of(document)) if self.markdown else show(text_of(document, width()))
-        tell_result(one)
+        emit_result(one)
 
 
 def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ledger_of
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.records import Header, accept_lengths
@@ -58,7 +58,7 @@ class SharedCase:
         return "tree" if self.case.topk > 1 else "chain"
 
 
-def entries_named(names: Sequence[str]) -> list[Entry]:
+def select_entries(names: Sequence[str]) -> list[Entry]:
     """The entries that `--ledger` names: none, all, or by their ids. Raises InputError."""
     if "none" not in names:
         return ledger_of(list(names))
@@ -73,7 +73,7 @@ def entries_named(names: Sequence[str]) -> list[Entry]:
 
 def cases_of_ledger(entries: Sequence[Entry], mode: Mode) -> list[SharedCase]:
     """The entries that the mode reaches, each once, in the view in which the entry's bug is a divergence."""
-    once = {entry.id: entry for entry in entries if not unreached(entry, mode)}
+    once = {entry.id: entry for entry in entries if not why_unreachable(entry, mode)}
     return [SharedCase(entry.id, entry.case, entry.red.view, entry) for entry in once.values()]
 
 
@@ -116,7 +116,7 @@ def group_of(base: SideResult, head: SideResult) -> Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ComparedCase:
     """A question with the answers of both sides.
 
     known   the ledger's bug that explains it; "" if none is known
@@ -160,10 +160,10 @@ class Breakage:
     function. One bug shows in many cases, and a person reads it once."""
 
     signature: Signature
-    answers: tuple[Answered, ...]
+    answers: tuple[ComparedCase, ...]
 
     @property
-    def first(self) -> Answered:
+    def first(self) -> ComparedCase:
         """The case that was run most often: three times alone."""
         return next((answer for answer in self.answers if answer.folder is not None), self.answers[0])
 
@@ -177,9 +177,9 @@ class Breakage:
         return [name for name in self.answers[0].ran if all(name in answer.ran for answer in self.answers)]
 
 
-def breakages(answers: Sequence[Answered]) -> list[Breakage]:
+def breakages(answers: Sequence[ComparedCase]) -> list[Breakage]:
     """What is newly broken, each way once, in the order in which it was found."""
-    found: dict[Signature, list[Answered]] = {}
+    found: dict[Signature, list[ComparedCase]] = {}
     for answer in answers:
         if answer.group == "newly broken":
             found.setdefault(answer.head.signature or Signature(), []).append(answer)
@@ -195,12 +195,12 @@ class Result:
     least   as many cases must have run the change, if it is known what changed
     """
 
-    answers: Sequence[Answered]
+    answers: Sequence[ComparedCase]
     doubts: Sequence[str] = ()
     failed: str = ""
     least: int = 0
 
-    def of(self, group: Group) -> list[Answered]:
+    def of(self, group: Group) -> list[ComparedCase]:
         return [answer for answer in self.answers if answer.group == group]
 
     @property
@@ -301,6 +301,6 @@ class Example:
 
 def example_of(broken: Breakage) -> Example:
     """The smallest of the cases as they were found, if none was made smaller; the one with a run folder, of equals."""
-    answer: Answered = min(broken.answers, key=lambda one: (one.folder is None, size(one.question.case)))
+    answer: ComparedCase = min(broken.answers, key=lambda one: (one.folder is None, size(one.question.case)))
     question = answer.question
     return Example(question.case, answer.head.text, answer.again, answer.folder, answer.known, question.changes)

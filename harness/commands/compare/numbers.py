@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.check.confirm import Outcome, brief
 from eagletwin.harness.core.case import Case
@@ -15,8 +15,8 @@ from eagletwin.harness.engines.source import Source, TooMany, between
 from eagletwin.harness.judge.trace_diff import Comparison, diff
 
 from ..matrix import Matrix, Question, hosts_of
-from ..options import tell
-from ..result import DifferenceFacts, DiffFacts, tell_result
+from ..options import log_progress
+from ..result import DifferenceFacts, DiffFacts, emit_result
 
 
 def comparison_text(result: Comparison, lines: int) -> str:
@@ -49,7 +49,7 @@ def compare_case(
     matrix, outcomes = Matrix(), list[Outcome]()
     with hosts_of(sources, run.mode, watches(sources) or (None, None)) as hosts:
         for side, host, sglang in zip(("left", "right"), hosts, sglangs, strict=True):
-            question = Question(what=case, name=side, out=folder, run=changed(run, sglang=sglang))
+            question = Question(what=case, name=side, out=folder, run=replace_fields(run, sglang=sglang))
             answer = matrix.ask(host, question)
             if (outcome := answer.run) is None:
                 print(f"UNKNOWN  {case.name} on SGLang {sglang}\n\n  {answer.error}\n\n  folder: {folder}")
@@ -74,7 +74,7 @@ def watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None]
     try:
         return between(*sources)
     except TooMany as error:
-        tell(f"{error}, more than are listed: which of their functions run is looked at in each tree by itself")
+        log_progress(f"{error}, more than are listed: which of their functions run is looked at in each tree by itself")
         return None, None
 
 
@@ -86,7 +86,7 @@ def _report(traces: list[Trace], sides: tuple[str, str], lines: int) -> int:
     if changes:
         print(changes)
     differences = [DifferenceFacts(where=one.where, left=one.left, right=one.right) for one in result.differences]
-    tell_result(DiffFacts(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
+    emit_result(DiffFacts(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
     return _exit_code(result, traces)
 
 
@@ -125,7 +125,7 @@ def _changes(traces: "list[Trace]", lines: int) -> str:
     text = ["The two SGLangs differ, file by file:"]
     for side, trace in zip(("left:  ", "right: "), traces, strict=True):
         assert trace.differs is not None
-        listed = trace.differs.listed(shown=lines, gone="Only in the other") or [
+        listed = trace.differs.list_functions(shown=lines, gone="Only in the other") or [
             "Nothing but comments, documentation, and what the other has alone."
         ]
         text += [f"  {side if number == 0 else '       '}{line}" for number, line in enumerate(listed)]

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
@@ -27,7 +27,7 @@ from eagletwin.harness.core.errors import (
     HarnessError,
     InputError,
 )
-from eagletwin.harness.core.files import installed, new_run_folder
+from eagletwin.harness.core.files import installed_version, new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
@@ -43,8 +43,8 @@ from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
 from ..fuzz.tally import SUMMARY, FindingFacts, read_summary
 from ..matrix import Matrix, Question
-from ..options import tell
-from ..result import JobFacts, tell_result
+from ..options import log_progress
+from ..result import JobFacts, emit_result
 from .groups import SideResult
 from .one_report import (
     UNCONFIRMED,
@@ -105,7 +105,7 @@ class Against:
     def _job(self, source: Source, folder: str, spec: RunSpec) -> OneJob:
         def command(name: str, base: str) -> str:
             words = [name] * bool(name) + [*self.words, *unusual((("--base", base, ""),))]
-            return changed(spec, sglang="").command("compare", *words)
+            return replace_fields(spec, sglang="").command("compare", *words)
 
         base, folders = self.base, bool(self.base) and Path(self.base).is_dir()
         return OneJob(
@@ -114,23 +114,23 @@ class Against:
             base=source.base.called if source.base is not None else "",
             folder=folder,
             command=command(spec.sglang, base),
-            run=changed(spec, sglang="TREE") if source.tree else spec,
+            run=replace_fields(spec, sglang="TREE") if source.tree else spec,
             again=command("TREE" if source.tree else spec.sglang, "BASE" if folders else base),
         )
 
     def _ask(self, source: Source, job: OneJob, spec: RunSpec) -> None:
         """The entries, on one process that imports SGLang once."""
-        tell(f"importing SGLang {source.called}; then the ledger's entries, {len(self.entries)} in number")
+        log_progress(f"importing SGLang {source.called}; then the ledger's entries, {len(self.entries)} in number")
         with Host(source=source, mode=spec.mode) as host:
             try:
                 host.connection()
             except WouldNotStart as error:
-                tell(error.kept_in(Path(job.folder)))
+                log_progress(error.kept_in(Path(job.folder)))
                 job.failed = " ".join(error.cause.split())
                 return
             trials: dict[View, Trials] = {}
             for entry in self.entries:
-                run = changed(spec, view=entry.red.view)
+                run = replace_fields(spec, view=entry.red.view)
                 job.standings.append(_standing_of(trials.setdefault(run.view, Trials(host, run)), entry, job))
 
     def _search(self, job: OneJob, options: SearchOptions) -> None:
@@ -150,13 +150,13 @@ class Against:
         print(text) if self.markdown else show(text_of(document, width()))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print("\n".join(annotations_of(job)))
-        tell_result(JobFacts(folder=job.folder, job=facts))
+        emit_result(JobFacts(folder=job.folder, job=facts))
         when, summary = datetime.now(timezone.utc).isoformat(timespec="seconds"), Path(job.folder) / "summary.md"
         kept = [
-            _kept(summary, lambda: summary.write_text(f"{text}\n", encoding="utf-8")),
-            _kept(Path(job.folder), lambda: keep_job(job)),
-            _kept(self.summary, lambda: append(self.summary, text)),
-            _kept(self.history, lambda: append(self.history, json.dumps({"date": when, **facts}))),
+            _try_write(summary, lambda: summary.write_text(f"{text}\n", encoding="utf-8")),
+            _try_write(Path(job.folder), lambda: keep_job(job)),
+            _try_write(self.summary, lambda: append(self.summary, text)),
+            _try_write(self.history, lambda: append(self.history, json.dumps({"date": when, **facts}))),
         ]
         return job.exit_code if all(kept) or job.exit_code == EXIT_DIVERGED else EXIT_HARNESS
 
@@ -165,7 +165,7 @@ class Against:
 def base_of(base: str, sglang: str) -> Iterator[str]:
     """The base as `--sglang` takes it: a release, a folder, or a revision of the same checkout, which lies in a worktree of its
     own until the block is left. Raises InputError."""
-    if base in ("", installed("sglang"), *releases()) or Path(base).is_dir():
+    if base in ("", installed_version("sglang"), *releases()) or Path(base).is_dir():
         yield base
         return
     if not Path(sglang).is_dir():
@@ -281,7 +281,7 @@ def must_take_more(option: str, file: Path | None) -> None:
         ) from error
 
 
-def _kept(place: Path | None, keep: Callable[[], object]) -> bool:
+def _try_write(place: Path | None, keep: Callable[[], object]) -> bool:
     """Whether something could be written. What cannot is said: the result stands without it."""
     try:
         keep()
@@ -291,7 +291,7 @@ def _kept(place: Path | None, keep: Callable[[], object]) -> bool:
             consequence="the result above stands, and this file lacks it",
             remedy="make room, or name another place",
         )
-        tell(f"error: {why}")
+        log_progress(f"error: {why}")
         return False
     return True
 

@@ -6,12 +6,12 @@ from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin import __version__
 from eagletwin.harness.check.argument import error
 from eagletwin.harness.core.case import Case, pretty_case
-from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
+from eagletwin.harness.core.differs import Changes, join_names, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import count
@@ -262,14 +262,14 @@ def _findings(folder: Path, job: OneJob) -> Iterator[Item]:
         for found in search.findings:
             lines = [f"Search of {search.called}."] if search.family else []
             lines += [f"{found.place}."] if found.place else []
-            lines += [f"Changed functions that it runs: {shortened(found.ran)}."] if found.ran else []
+            lines += [f"Changed functions that it runs: {join_names(found.ran)}."] if found.ran else []
             if found.status == UNCONFIRMED:
                 lines.append("The search was ended while it made the case smaller.")
             yield Item(
                 title=found.title,
                 lines=tuple(lines),
                 case=pretty_case(msgspec.convert(found.case, Case)) if found.case else "",
-                portable=changed(job.run, changes=tuple(found.changes)).command("check", "case.json"),
+                portable=replace_fields(job.run, changes=tuple(found.changes)).command("check", "case.json"),
                 folder=found.folder,
                 href=page_beside(folder, job.folder, found.folder),
             )
@@ -281,7 +281,7 @@ def _standings(folder: Path, job: OneJob, stand: Stand) -> Iterator[Item]:
             title=one.id,
             lines=(f"{one.title}.", f"{one.line or MEANING[stand]}."),
             again=one.again,
-            portable=changed(job.run, view=one.view).command("check", one.id),
+            portable=replace_fields(job.run, view=one.view).command("check", one.id),
             href=page_beside(folder, job.folder, one.folder),
         )
 

@@ -1,4 +1,4 @@
-"""A comparison of two SGLangs: what came of it (`Comparing`), as comparison.json and --json have it, and as a document."""
+"""A comparison of two SGLangs: what came of it (`CompareReport`), as comparison.json and --json have it, and as a document."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, pretty_case
-from eagletwin.harness.core.differs import Changes, shortened
+from eagletwin.harness.core.differs import Changes, join_names
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
@@ -28,7 +28,7 @@ from ..result import (
     NamedFacts,
     SideFacts,
 )
-from .groups import GROUPS, Answered, Breakage, Example, Result, breakages, example_of
+from .groups import GROUPS, Breakage, ComparedCase, Example, Result, breakages, example_of
 
 SIDES = ("BASE", "HEAD")
 RECORD = "comparison.json"  # in the run folder: what --json prints
@@ -45,7 +45,7 @@ _STATUSES = {"equal": "right", "broken": "wrong", "unknown": "doubt"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparing:
+class CompareReport:
     """All that a report says.
 
     names     what was typed for BASE and HEAD; versions: what traces call them
@@ -130,7 +130,7 @@ class Comparing:
         if alone := sum(answer.believed for answer in self.result.answers):
             text += f" Of the entries {alone} ran on HEAD alone: BASE has the fixes of {releases()[-1]}, where each is proven."
         if self.unreached:
-            text += f" Not reached in this mode: {shortened(self.unreached)}."
+            text += f" Not reached in this mode: {join_names(self.unreached)}."
         return text
 
     @property
@@ -150,12 +150,12 @@ class Comparing:
             if differs is None or (self.mutual and side == "BASE" and head is not None):
                 continue
             often = [f"{name} in {changes.ran[name]} of {count(changes.of, 'case')}" for name in differs.ran]
-            lines = differs.listed(often, shown=NAMES, gone="Only in BASE" if self.mutual else "Removed")
+            lines = differs.list_functions(often, shown=NAMES, gone="Only in BASE" if self.mutual else "Removed")
             lines = lines or ["Nothing but comments, documentation, and what the other has alone."]
             lines += [changes.effect] if changes.effect else []
             found += lines if self.mutual else [f"{side}: {line}" for line in lines]
         alone = [name for name in base.ran if name not in head.functions] if base and head and self.mutual else []
-        found += [f"Run in BASE, which alone has them: {shortened(alone, NAMES)}."] * bool(alone)
+        found += [f"Run in BASE, which alone has them: {join_names(alone, NAMES)}."] * bool(alone)
         return found or [self._no_functions]
 
     @property
@@ -166,7 +166,7 @@ class Comparing:
         return "Which changed functions ran is not known: the two are releases, or differ in too many files to list."
 
 
-def facts_of(one: Comparing) -> ComparisonFacts:
+def facts_of(one: CompareReport) -> ComparisonFacts:
     """The object that --json prints, and comparison.json holds (docs/guide/compare.md)."""
     result = one.result
     return ComparisonFacts(
@@ -237,7 +237,7 @@ def _breakage_facts(broken: Breakage, example: Example, run: RunSpec) -> BrokenF
     )
 
 
-def _answer_facts(answer: Answered, run: RunSpec) -> AnswerFacts:
+def _answer_facts(answer: ComparedCase, run: RunSpec) -> AnswerFacts:
     base, head = (SideFacts(status=side.status, rule=side.rule, line=side.line) for side in (answer.base, answer.head))
     entry, side = answer.question.entry, "BASE" if answer.group == "newly fixed" else "HEAD"
     portable = "" if entry is None else replace(run, sglang=side, view=answer.question.view).command("check", entry.id)
@@ -297,9 +297,9 @@ def _broken(folder: Path, one: ComparisonFacts) -> Iterator[Item]:
         lines.append(f"Smallest: {example.size}.{f' Shrunk: {example.shrunk}.' if example.shrunk else ''}")
         lines += ["Not minimal: time was up. A larger --shrink-minutes shrinks further."] * example.partial
         if broken.changed_functions:
-            lines.append(f"Changed functions that each of the cases runs: {shortened(broken.changed_functions)}.")
+            lines.append(f"Changed functions that each of the cases runs: {join_names(broken.changed_functions)}.")
         yield Item(
-            title=f"{broken.what}, {count(len(broken.cases), 'case')}: {shortened(broken.cases, _CASES)}",
+            title=f"{broken.what}, {count(len(broken.cases), 'case')}: {join_names(broken.cases, _CASES)}",
             lines=tuple(lines),
             again=example.again,
             portable=example.portable,
@@ -362,13 +362,13 @@ def _acceptance(accepted: list[AcceptedFacts]) -> DocumentSection:
 
 
 def _all(answers: list[AnswerFacts]) -> DocumentSection:
-    def said(side: SideFacts) -> TableCell:
+    def side_cell(side: SideFacts) -> TableCell:
         return TableCell(side.line or side.status, _STATUSES.get(side.status, ""))
 
     kinds = {"entry": "entry of the ledger", "case": "generated"}
     rows = [
         row(
-            *(one.name, one.group, one.model, one.shape, said(one.base), said(one.head), one.known, one.again),
+            *(one.name, one.group, one.model, one.shape, side_cell(one.base), side_cell(one.head), one.known, one.again),
             tags=(one.group, one.model, kinds[one.kind]),
         )
         for one in answers

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.confirm import brief
-from eagletwin.harness.check.known import Mends, may_be, may_have
+from eagletwin.harness.check.known import KnownBugMatcher, may_be, may_have
 from eagletwin.harness.check.trials import Base, Trial
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import Changes, Differs, Watch, doubts_of, runs_no_change
@@ -31,19 +31,19 @@ from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.page.render import write_page
 
 from ..fuzz.coverage import measured_of
-from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
+from ..fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen, Unstarted
 from ..fuzz.options import Plan
-from ..fuzz.shrinking import Shrinking, Teller
-from ..fuzz.steering import Steering, executed
+from ..fuzz.shrinking import ShrinkCallbacks, Shrinking
+from ..fuzz.steering import Steering, executed_places
 from ..fuzz.tally import LEAST, Tally
 from ..matrix import Matrix, Question, hosts_of
-from ..options import tell
+from ..options import log_progress
 from ..result import AcceptedFacts, ComparisonFacts
 from .groups import (
     EQUAL,
     MINIMAL,
-    Answered,
     Breakage,
+    ComparedCase,
     Example,
     Result,
     SharedCase,
@@ -54,7 +54,7 @@ from .groups import (
     group_of,
 )
 from .numbers import watches
-from .report import RECORD, SIDES, Comparing, document_of, facts_of
+from .report import RECORD, SIDES, CompareReport, document_of, facts_of
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -130,49 +130,51 @@ class Sides:
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
     accepted: dict[tuple[str, str], AcceptedFacts] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
-    _mends: tuple[Mends, Mends] = field(init=False)
+    _matcher: tuple[KnownBugMatcher, KnownBugMatcher] = field(init=False)
     _seen: dict[str, CaseSeen] = field(default_factory=dict)  # what is newly broken and was generated
     _broken_so: set[Signature] = field(default_factory=set)  # what was seen three times alone
 
     def __post_init__(self) -> None:
-        base, head = (changed(self.run, sglang=name) for name in self.names)
-        self._mends = Mends(self.hosts[BASE], base), Mends(self.hosts[HEAD], head)
-        self._mends[HEAD].base = Base(self.hosts[BASE], base)
+        base, head = (replace_fields(self.run, sglang=name) for name in self.names)
+        self._matcher = KnownBugMatcher(self.hosts[BASE], base), KnownBugMatcher(self.hosts[HEAD], head)
+        self._matcher[HEAD].base = Base(self.hosts[BASE], base)
 
     def believes(self, question: SharedCase) -> bool:
         """Whether an entry need not run: a live bug, and on both sides the code that its candidate fix edits is that of the
         newest release, where the tests prove it."""
         entry = question.entry
-        return entry is not None and not self.every and all(mends.as_proven(entry, question.view) for mends in self._mends)
+        return (
+            entry is not None and not self.every and all(matcher.as_proven(entry, question.view) for matcher in self._matcher)
+        )
 
-    def ask(self, question: SharedCase) -> Answered:
+    def ask(self, question: SharedCase) -> ComparedCase:
         """An entry of the ledger, alone on each side as `check` has it. Raises HarnessError."""
         head, trial = self._look(HEAD, question, alone=True)
         if trial is not None and question.entry is not None:
             self.changes[HEAD].add(trial.differs)
-            self._mends[HEAD].saw(question.entry, question.view, trial)
+            self._matcher[HEAD].saw(question.entry, question.view, trial)
         return self._answer(question, head, trial.differs if trial is not None else None, trial)
 
-    def search(self, block: Block) -> Iterator[Answered]:
+    def search(self, block: Block) -> Iterator[ComparedCase]:
         """The cases of a block: on HEAD as `fuzz` has them, and on BASE with the same remedies. Raises HarnessError."""
         try:
-            for number, seen in enumerate(Looking(self._mends[HEAD], self.plan).run(block), 1):
+            for number, seen in enumerate(BlockRunner(self._matcher[HEAD], self.plan).run(block), 1):
                 if isinstance(seen, Unstarted):
-                    yield from self._unstarted(seen, block)
+                    yield from self._answer_unstarted(seen, block)
                 else:
                     drawn = seen.block != NO_BLOCK  # else it is an entry's case, which shows another bug than the entry's
                     name = f"{seen.case.model}-{block.number}-{number}" if drawn else f"{seen.case.name}-otherwise"
-                    yield self._generated(seen, block if drawn else None, name)
+                    yield self._answer_generated(seen, block if drawn else None, name)
         except WouldNotStart as error:
-            yield from self._unstarted(Unstarted(block.probe, error.cause, error.ours), block)
+            yield from self._answer_unstarted(Unstarted(block.probe, error.cause, error.ours), block)
 
-    def _unstarted(self, refused: Unstarted, block: Block) -> Iterator[Answered]:
+    def _answer_unstarted(self, refused: Unstarted, block: Block) -> Iterator[ComparedCase]:
         self.tally.refuse(refused)
         if not refused.ours:
             question = SharedCase(f"{refused.probe.model}-{block.number}", refused.probe)
             yield self._answer(question, SideResult("unknown", _one_line(refused.why)), None, None)
 
-    def _generated(self, seen: CaseSeen, block: Block | None, name: str) -> Answered:
+    def _answer_generated(self, seen: CaseSeen, block: Block | None, name: str) -> ComparedCase:
         self.tally.add(seen)
         self.changes[HEAD].add(seen.differs)
         question = SharedCase(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
@@ -180,9 +182,9 @@ class Sides:
 
     def _answer(
         self, question: SharedCase, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
-    ) -> Answered:
+    ) -> ComparedCase:
         """The same with what BASE makes of it, confirmed where the two differ."""
-        ran = [*executed(differs)]
+        ran = [*executed_places(differs)]
         answer = self._of_both(question, head, differs, found, ran)
         self.steering.add(question.case, ran, NO_BLOCK if question.block is None else question.block.number)
         return answer
@@ -194,22 +196,22 @@ class Sides:
         differs: Differs | None,
         found: Trial | CaseSeen | None,
         ran: list[str],
-    ) -> Answered:
+    ) -> ComparedCase:
         """ran: the changed statements that HEAD ran; gets those of BASE."""
         reached = ran_some(differs)
         if self.mutual and runs_as_base(differs) and (head == EQUAL or self._is_live(question, head)):
             known = "" if head == EQUAL or question.entry is None else question.entry.id
-            return Answered(question, head, head, known, reached=reached)
+            return ComparedCase(question, head, head, known, reached=reached)
         entry = question.entry
-        if entry is not None and not self.every and head == EQUAL and self._mends[BASE].right_as_proven(entry):
-            return Answered(question, EQUAL, head, reached=reached, believed=True)
+        if entry is not None and not self.every and head == EQUAL and self._matcher[BASE].right_as_proven(entry):
+            return ComparedCase(question, EQUAL, head, reached=reached, believed=True)
         base, trial = self._look(BASE, question, alone=question.entry is not None)
         if trial is not None:
             self.changes[BASE].add(trial.differs)
             self._compare_numbers(found, trial)
             if self.mutual:
                 reached = reached or ran_some(trial.differs)
-                ran += executed(trial.differs)
+                ran += executed_places(trial.differs)
             if isinstance(found, CaseSeen):
                 count_rounds(self.accepted, question, trial.header, (found.rounds, found.tokens))
         group = group_of(base, head)
@@ -218,10 +220,10 @@ class Sides:
             return replace(self._broken(question, head, found), reached=reached)
         if group == "newly fixed":
             base, head = self._again(BASE, question, base), self._again(HEAD, question, head)
-        known = self._known(question, head) if group == "still diverged" else ""
+        known = self._explaining_entry(question, head) if group == "still diverged" else ""
         side = BASE if group == "newly fixed" else HEAD
         again = "" if group == "as before" else self._command(question, side)
-        return Answered(question, base, head, known, again, reached=reached)
+        return ComparedCase(question, base, head, known, again, reached=reached)
 
     def _compare_numbers(self, found: Trial | CaseSeen | None, base: Trial) -> None:
         """Count a case that is right on HEAD and ran the change: whether a number of it is another one on BASE."""
@@ -231,7 +233,7 @@ class Sides:
             changes.altered += found.numbers != base.numbers
 
     def _spec(self, side: int, question: SharedCase) -> RunSpec:
-        return self._mends[side].trials(question.mended, question.view).run
+        return self._matcher[side].trials(question.mended, question.view).run
 
     def _command(self, question: SharedCase, side: int, file: Path | None = None) -> str:
         """What to type to see it on one side. A generated case is written down for it."""
@@ -245,14 +247,14 @@ class Sides:
 
     def _look(self, side: int, question: SharedCase, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
         """What a side says. A remedy of HEAD's bugs may not fit BASE: then BASE runs with those of its own."""
-        mends = self._mends[side]
+        matcher = self._matcher[side]
         try:
             try:
-                trials = mends.trials(question.mended, question.view)
+                trials = matcher.trials(question.mended, question.view)
                 trials.stand(question.case)
             except PatchDoesNotApply:
-                question = replace(question, mended=mends.seen(question.case, question.view))
-                trials = mends.trials(question.mended, question.view)
+                question = replace(question, mended=matcher.present(question.case, question.view))
+                trials = matcher.trials(question.mended, question.view)
             trial = trials.look_alone(question.case) if alone else trials.look(question.case)
         except (WouldNotStart, PatchDoesNotApply) as error:
             return SideResult("unknown", _one_line(error.cause)), None
@@ -265,20 +267,20 @@ class Sides:
             return second
         return SideResult("unknown", _one_line(f"nondeterministic: first {first.text}; alone {second.text}"))
 
-    def _broken(self, question: SharedCase, head: SideResult, found: Trial | CaseSeen) -> Answered:
+    def _broken(self, question: SharedCase, head: SideResult, found: Trial | CaseSeen) -> ComparedCase:
         """Make sure of what is right on BASE and wrong on HEAD: alone on each, and thrice if it is the first of its kind."""
         base = self._again(BASE, question, EQUAL)
         ran = found.differs.ran if found.differs is not None else ()
         if head.signature in self._broken_so:
             head = self._again(HEAD, question, head)
-            return Answered(question, base, head, again=self._command(question, HEAD), ran=ran)
+            return ComparedCase(question, base, head, again=self._command(question, HEAD), ran=ran)
         folder = self.folder / f"broken-{question.name}"
         kept = self._keep(question, found, folder)
-        answer = Answered(question, base, kept.head, kept.known, kept.again, folder, ran)
+        answer = ComparedCase(question, base, kept.head, kept.known, kept.again, folder, ran)
         if answer.group == "newly broken" and kept.head.signature is not None:
             self._broken_so.add(kept.head.signature)
             if isinstance(found, CaseSeen):
-                self._seen[question.name] = changed(found, signature=kept.head.signature)
+                self._seen[question.name] = replace_fields(found, signature=kept.head.signature)
         return answer
 
     def _keep(self, question: SharedCase, found: Trial | CaseSeen, folder: Path) -> _Kept:
@@ -293,7 +295,7 @@ class Sides:
                 out=folder.parent,
                 run=spec,
                 again=again,
-                script=changed(spec, finding=str(found.signature or "")),
+                script=replace_fields(spec, finding=str(found.signature or "")),
                 found=(found.verdict, found.before),
                 known=True,
             ),
@@ -309,18 +311,18 @@ class Sides:
         seen, folder = self._seen.get(question.name), broken.first.folder
         if seen is None or folder is None or not seconds:
             return first
-        mends = self._mends[HEAD]
+        matcher = self._matcher[HEAD]
         shrinking = Shrinking(
             seen,
-            mends,
+            matcher,
             folder,
             seconds=seconds,
             seed=self.plan.seed,
             command=self.plan.command,
-            teller=Teller(aside=lambda *_: None, news=lambda _: None, look=look),
+            teller=ShrinkCallbacks(aside=lambda *_: None, news=lambda _: None, look=look),
         )
         try:
-            shrinking.shrink(question.block, lambda case: mends.right_in_base(case, question.mended, question.view))
+            shrinking.shrink(question.block, lambda case: matcher.right_in_base(case, question.mended, question.view))
             finding = shrinking.conclude(len(broken.answers), 0.0)
         except EagletwinError:
             return first
@@ -344,7 +346,7 @@ class Sides:
         entry = question.entry
         return entry is not None and entry.rule == head.rule and may_have(self.hosts[HEAD].source.called, entry)
 
-    def _known(self, question: SharedCase, head: SideResult) -> str:
+    def _explaining_entry(self, question: SharedCase, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""
         if question.entry is not None and question.entry.rule == head.rule:
             return question.entry.id
@@ -352,7 +354,7 @@ class Sides:
 
 
 @dataclass(slots=True, kw_only=True)
-class Asking:
+class ComparisonRun:
     """What is asked of both sides, and the answers so far.
 
     names      what was typed for BASE and HEAD; words: the options that a person types
@@ -368,7 +370,7 @@ class Asking:
     unreached: Sequence[str]
     run: RunSpec
     out: Path
-    _answers: list[Answered] = field(default_factory=list)
+    _answers: list[ComparedCase] = field(default_factory=list)
     _believed: list[str] = field(default_factory=list)
     _examples: dict[Signature, Example] = field(default_factory=dict)
     _failed: str = ""
@@ -411,7 +413,7 @@ class Asking:
                 try:
                     host.connection()
                 except WouldNotStart as error:
-                    tell(f"{side}: {error.kept_in(folder)}")
+                    log_progress(f"{side}: {error.kept_in(folder)}")
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
             steering = Steering(self.plan.seed, self.plan.asked, measured_of(hosts[HEAD].source.root, watch))
@@ -439,17 +441,17 @@ class Asking:
                 if sides.tally.cases >= self.plan.max_cases or time.monotonic() >= until:
                     break
 
-    def _take(self, answer: Answered, line: Line) -> None:
+    def _take(self, answer: ComparedCase, line: Line) -> None:
         self._answers.append(answer)
         line.done(f"{answer.question.name}: {answer.group}")
 
     def _comparing(
         self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, ended: int | None
-    ) -> Comparing:
+    ) -> CompareReport:
         sides = self._sides
         changes = (Changes(), Changes()) if sides is None else sides.changes
         each = [one.differs for one in changes if one.differs is not None]
-        return Comparing(
+        return CompareReport(
             result=Result(
                 tuple(self._answers),
                 doubts_of(each, mutual=mutual),

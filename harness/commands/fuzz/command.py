@@ -7,14 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError, exit_code_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..options import DEFAULT_RUNS, Runs, Verbose, tell
-from ..result import SearchFacts, tell_result, with_json
+from ..options import DEFAULT_RUNS, Runs, Verbose, log_progress
+from ..result import SearchFacts, emit_result, with_json
 from ..run_options import (
     CHANGES,
     HOW,
@@ -97,12 +97,12 @@ def fuzz(
         out=out,
     )
     if resume is not None:
-        return search(*resumed(resume, options), verbose=verbose)
+        return search(*load_resumed_search(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported
     return search(options, verbose=verbose) if shrink is None else make_small(shrink, options)
 
 
-def resumed(folder: Path, options: "SearchOptions") -> "tuple[SearchOptions, Past]":
+def load_resumed_search(folder: Path, options: "SearchOptions") -> "tuple[SearchOptions, Past]":
     """The options of a search that continues, and what it left. Raises InputError for options that it was begun with."""
     from .journal import read_journal
     from .options import SearchOptions
@@ -151,8 +151,8 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
 
         measured = change_in(source, options.run.patches)
         if measured.text:
-            tell(measured.text)
-        tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
+            log_progress(measured.text)
+        log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder
         from eagletwin.harness.engines.host import Host
@@ -166,7 +166,9 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
         found = list["Finding | PastFinding"]() if past is None else list["Finding | PastFinding"](past.findings)
-        looking = Fuzz(Trials(host, options.run), folder, options.plan, tell, past=past, journal=journal, measured=measured)
+        looking = Fuzz(
+            Trials(host, options.run), folder, options.plan, log_progress, past=past, journal=journal, measured=measured
+        )
         return _search(looking, options, workers, found, verbose=verbose)
 
 
@@ -205,7 +207,7 @@ def _search(
             summary = _keep_elsewhere(folder, looking, found, code, error)
         show(text_of(document_of(summary, folder), width(), verbose=verbose))
         facts = summary_facts(summary)
-        tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
+        emit_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
     return code
 
 
@@ -216,7 +218,7 @@ def _refuse(folder: Path) -> None:
 def make_small(file: Path, options: "SearchOptions") -> int:
     """Make a case from a file smaller, and print what it comes to; the exit code."""
     from eagletwin.harness.check.confirm import brief
-    from eagletwin.harness.check.known import Mends, apart, entries_of
+    from eagletwin.harness.check.known import KnownBugMatcher, apart, entries_of
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
@@ -224,24 +226,24 @@ def make_small(file: Path, options: "SearchOptions") -> int:
 
     from .looking import CaseSeen
     from .report import finding_text
-    from .shrinking import Shrinking, Teller
+    from .shrinking import ShrinkCallbacks, Shrinking
 
-    case = changed(read_case(file), exercises=())
+    case = replace_fields(read_case(file), exercises=())
     with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host, progress("runs") as line:
         run, workarounds = apart(options.run)
-        mends = Mends(host, run)
-        trial = mends.trials(entries_of(workarounds)).look_alone(case)
+        matcher = KnownBugMatcher(host, run)
+        trial = matcher.trials(entries_of(workarounds)).look_alone(case)
         if trial.signature is None:
             show(f"{trial.verdict.status.upper()}  {case.name}: {brief(trial.verdict)}\n\n  There is nothing to make small.")
             return exit_code_of(trial.verdict.status)
         shrinking = Shrinking(
             CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature, mended=workarounds, view=run.view),
-            mends,
+            matcher,
             new_run_folder(options.out, f"shrink-{case.name}"),
             seconds=60 * options.shrink_minutes,
             seed=options.seed,
             command=options.run.command("fuzz", "--shrink", file),
-            teller=Teller(aside=lambda case, signature, undecided: None, news=tell, look=line.look),
+            teller=ShrinkCallbacks(aside=lambda case, signature, undecided: None, news=log_progress, look=line.look),
         )
         shrinking.shrink(None)
         finding = shrinking.conclude(1, 0.0)
@@ -253,7 +255,7 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     """The options for another process, which may run in another folder."""
     tree = options.run.sglang
     return replace(
-        options, run=changed(options.run, sglang=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
+        options, run=replace_fields(options.run, sglang=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
     )
 
 
@@ -283,7 +285,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None",
     host, journal = looking.trials.host, looking.journal
     assert journal is not None
     looking.pool = pool = BlockPool(
-        looking.mends, looking.plan, workers, journal, looking.past, looking.tally, looking.measured
+        looking.matcher, looking.plan, workers, journal, looking.past, looking.tally, looking.measured
     )
     if looking.past is None:
         journal.add(Begun(_elsewhere(options), host.source.called, pool.ahead))
@@ -302,6 +304,6 @@ def _keep_elsewhere(
     from .report import write_summary
 
     other = Path(tempfile.mkdtemp(prefix="eagletwin-runs-"))
-    tell(f"note: {folder} cannot be written ({error.strerror}); what was found last is in {other}")
+    log_progress(f"note: {folder} cannot be written ({error.strerror}); what was found last is in {other}")
     looking.keep_elsewhere(other)
     return write_summary(other, looking, found, code)

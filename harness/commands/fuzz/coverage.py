@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, TOPKS, WEIGHT_UPDATES
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, needs_cuda, shortened
+from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, Mode
@@ -69,7 +69,7 @@ def has(case: Case, name: str) -> bool:
     return name in (case.model, RECIPES[case.model].family)
 
 
-def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], bool]:
+def feature_filter(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], bool]:
     """Whether a case has one of the features of each of `only`, a list with commas, and none of `left_out`. Raises InputError
     for a name that is no feature's."""
     wanted = [each.split(",") for each in only]
@@ -199,10 +199,10 @@ class Measured:
         gated = [place for one in self.changes for place, gate in one.gates.items() if needs_cuda(gate)]
         topics = self.topics
         parts = [
-            f"{count(len(functions), 'function')} ({shortened(functions)})" if functions else shortened(elsewhere),
+            f"{count(len(functions), 'function')} ({join_names(functions)})" if functions else join_names(elsewhere),
             count(len(places), "statement") if places else "",
             f"the search begins with {', '.join(topics)}" if topics else "no measured case is known to run it",
-            f"--device cuda alone runs {shortened(gated)}" if gated else "",
+            f"--device cuda alone runs {join_names(gated)}" if gated else "",
         ]
         return f"changed: {'; '.join(filter(None, parts))}"
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import brief
-from eagletwin.harness.check.known import Mends, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of
 from eagletwin.harness.check.trials import Base, Trials, judge_run
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
@@ -16,7 +16,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.trace_diff import diff
 
 from .looking import CaseSeen
-from .shrinking import reduced, sizes
+from .shrinking import reduce_case, sizes
 from .tally import EffectFacts
 
 
@@ -28,7 +28,7 @@ class Effect:
     """
 
     seen: CaseSeen
-    mends: Mends
+    matcher: KnownBugMatcher
     base: Base
     until: float
     runs: int = 0
@@ -38,7 +38,7 @@ class Effect:
         case = replace(self.seen.case, name="effect", exercises=())
         if not self._alters(case):
             return None
-        case = reduced(case, lambda smaller: time.monotonic() < self.until and self._alters(smaller))
+        case = reduce_case(case, lambda smaller: time.monotonic() < self.until and self._alters(smaller))
         base, tree = (self._trace(trials, case, folder / side) for side, trials in self._sides.items())
         (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
         first = min(diff(base, tree).differences, key=lambda one: one.bits)
@@ -59,7 +59,7 @@ class Effect:
         """Who runs cases on the base, and with the change."""
         remedies = [remedy for name in self.seen.mended if (remedy := LEDGER[name].remedy) is not None]
         view, entries = self.seen.view, entries_of(self.seen.mended)
-        return {"base": self.base.trials(remedies, view), "tree": self.mends.trials(entries, view)}
+        return {"base": self.base.trials(remedies, view), "tree": self.matcher.trials(entries, view)}
 
     def _alters(self, case: Case) -> bool:
         self.runs += 1

@@ -21,7 +21,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.signature import Signature
 
-from ..options import tell
+from ..options import log_progress
 from .options import SearchOptions
 from .tally import FindingFacts
 from .worker import Seen, as_path
@@ -166,7 +166,9 @@ class Journal:
                     os.fsync(self._file.fileno())
                     self._sure_at = time.monotonic()
             except OSError as error:
-                tell(f"note: {JOURNAL} cannot be written ({error.strerror}), so --resume would continue from before that")
+                log_progress(
+                    f"note: {JOURNAL} cannot be written ({error.strerror}), so --resume would continue from before that"
+                )
                 self._file = None
 
 

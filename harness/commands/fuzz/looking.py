@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import Explained, Mends, may_show
+from eagletwin.harness.check.known import Explained, KnownBugMatcher, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
@@ -74,11 +74,11 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     numbers: str = ""
 
 
-class Looking:
+class BlockRunner:
     """Runs blocks of a search on the engines of one host."""
 
-    def __init__(self, mends: Mends, plan: Plan) -> None:
-        self._mends, self._plan = mends, plan
+    def __init__(self, matcher: KnownBugMatcher, plan: Plan) -> None:
+        self._matcher, self._plan = matcher, plan
 
     def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
@@ -87,25 +87,25 @@ class Looking:
     def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""
         probe = block.probe
-        views = self._mends.views(probe)
+        views = self._matcher.views(probe)
         view = views[Random(block.draw_seed).randrange(len(views))]
         try:
-            mended = () if block.as_released else self._mends.seen(probe, view)
-            self._mends.trials(mended, view).stand(probe)
+            mended = () if block.as_released else self._matcher.present(probe, view)
+            self._matcher.trials(mended, view).stand(probe)
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
             return
-        yield from self.otherwise()
+        yield from self.drain_unexpected()
         yield from self._cases(block, view, mended, earlier)
 
-    def otherwise(self) -> Iterator[CaseSeen]:
+    def drain_unexpected(self) -> Iterator[CaseSeen]:
         """Cases of the ledger that were run to see whether a known bug is here, and showed another."""
-        while self._mends.otherwise:
-            trial, within = self._mends.otherwise.pop(0)
+        while self._matcher.unexpected:
+            trial, within = self._matcher.unexpected.pop(0)
             one = Explained((), (), trial)
             with suppress(WouldNotStart):  # with a remedy: then it is told as it was seen
-                one = one if trial.verdict.undecided else self._mends.explain(trial, within)
-            yield _seen(NO_BLOCK, one, within, trial.signature, self._mends.run)
+                one = one if trial.verdict.undecided else self._matcher.explain(trial, within)
+            yield _case_seen(NO_BLOCK, one, within, trial.signature, self._matcher.run)
 
     def _cases(
         self, block: Block, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
@@ -118,26 +118,26 @@ class Looking:
                 seen = self._case(block, case, view, mended, told)
                 yield seen
             if seen.known:
-                mended, told = self._mends.seen(block.probe, view), seen.known
+                mended, told = self._matcher.present(block.probe, view), seen.known
 
     def _case(self, block: Block, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
-        trial = self._mends.trials(mended, view).look(case)
-        shown, ran = trial.signature, self._mends.ran
+        trial = self._matcher.trials(mended, view).look(case)
+        shown, ran = trial.signature, self._matcher.ran
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
-            one = self._mends.explain(trial, view, mended, told)
-        return replace(_seen(block.number, one, view, shown, self._mends.run), tries=self._mends.ran - ran)
+            one = self._matcher.explain(trial, view, mended, told)
+        return replace(_case_seen(block.number, one, view, shown, self._matcher.run), tries=self._matcher.ran - ran)
 
 
-def _changed(trial: Trial, run: RunSpec) -> Differs | None:
+def _executed_change(trial: Trial, run: RunSpec) -> Differs | None:
     """What a case ran of the tree's change and of the run's own patches; None: there are none."""
     own = {patch.name for patch in run.patches}
     return together([change for change in trial.changes if not change.patch or change.patch in own])
 
 
-def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
+def _case_seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
-    differs = _changed(trial, run)
+    differs = _executed_change(trial, run)
     committed = accept_lengths(trial.header.records)
     finished = trial.header.ending.kind == "finished"
     return CaseSeen(

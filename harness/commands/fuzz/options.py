@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
-from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
@@ -15,7 +15,7 @@ from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families.valid import runs_in
 
 from ..run_options import MAX_CASES, MINUTES, SHRINK_MINUTES
-from .coverage import held_by, narrowed, sampling_of
+from .coverage import feature_filter, held_by, sampling_of
 
 # The feature without which a view changes nothing.
 _OF_VIEW = {"true_tree": "trees", "committed": "layers", "shifted": "plain-draft"}
@@ -35,7 +35,7 @@ class Plan:
     max_cases: int
     shrink_seconds: float
     command: str
-    asked: Asked = field(default_factory=Asked)
+    asked: SearchConstraints = field(default_factory=SearchConstraints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class SearchOptions:
 
     def check(self) -> None:
         """Raises InputError for options that no generated case meets, and names those that exclude each other."""
-        narrowed(self.only, self.left_out)  # it knows the names
+        feature_filter(self.only, self.left_out)  # it knows the names
         if self.run.mode.attention == "flashmla":
             raise InputError(
                 f"--attention flashmla takes pages of {FLASHMLA_PAGE}, and no generated case has more than {PAGE_SIZES[-1]}",
@@ -94,28 +94,28 @@ class SearchOptions:
         """Whether a case is generated that meets these: an option, its field, and a feature each."""
         fields = {field: tuple(name for _, of, name in constraints if of == field) for field in ("only", "left_out")}
         try:
-            block_of(self.seed, 0, replace(self, only=fields["only"], left_out=fields["left_out"]).asked)
+            block_of(self.seed, 0, replace(self, only=fields["only"], left_out=fields["left_out"]).constraints)
         except InputError:
             return False
         return True
 
     @property
-    def asked(self) -> Asked:
+    def constraints(self) -> SearchConstraints:
         """What all blocks of cases have."""
         mode = self.run.mode
-        return Asked(
+        return SearchConstraints(
             held=held_by(self.only),
             sampling=sampling_of(self.only, self.left_out),
-            wanted=self._wanted(),
+            wanted=self._probe_filter(),
             widest=WIDEST[mode.dtype],
             retract=not mode.overlap,
             overlap=mode.overlap,
             stages=mode.pp,
         )
 
-    def _wanted(self) -> Callable[[Case], bool]:
+    def _probe_filter(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""
-        wanted, mode = narrowed(self.only, self.left_out), self.run.mode
+        wanted, mode = feature_filter(self.only, self.left_out), self.run.mode
         return lambda probe: wanted(probe) and runs_in(probe, mode)
 
     @property
@@ -132,7 +132,7 @@ class SearchOptions:
             max_cases=self.max_cases,
             shrink_seconds=60 * self.shrink_minutes,
             command=self.command,
-            asked=self.asked,
+            asked=self.constraints,
         )
 
     @property

@@ -18,20 +18,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import RUN_MODULE
-from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines.host import Host
 
-from ..options import tell
+from ..options import log_progress
 from .coverage import UNMEASURED, Measured
 from .journal import Died, Journal, Over, Past
-from .looking import CaseSeen, Looking
+from .looking import BlockRunner, CaseSeen
 from .options import Plan, SearchOptions
 from .steering import Order, count_cases
 from .tally import Tally
-from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, Worker, read_answer, written
+from .worker import BlockFailed, BlockJob, BlockOver, Seen, Terms, Worker, encode_line, read_answer
 
 AHEAD = 4  # blocks for each worker that may be run before their turn
 _TRIES = 3  # workers that may end over one block before it is given up; or one after the other before one is up
@@ -68,7 +68,7 @@ class Link(Protocol):
         """The same, by that thread."""
         ...
 
-    def how_it_ended(self, error: Exception) -> str: ...
+    def describe_exit(self, error: Exception) -> str: ...
 
 
 class Workers(Protocol):
@@ -115,9 +115,9 @@ class Process:
                 assert pipe is not None
                 pipe.close()
 
-    def how_it_ended(self, error: Exception) -> str:
+    def describe_exit(self, error: Exception) -> str:
         with suppress(subprocess.TimeoutExpired):
-            return how_it_ended(self._process.wait(_PATIENCE))
+            return describe_exit(self._process.wait(_PATIENCE))
         return f"gave an answer that cannot be read ({error})"
 
 
@@ -125,7 +125,7 @@ class LocalWorkers:
     """Workers on this machine, beside the process that drives the search."""
 
     def __init__(self, host: Host, options: SearchOptions, number: int) -> None:
-        self._host, self._terms, self._number = host, written(Terms(options)), number
+        self._host, self._terms, self._number = host, encode_line(Terms(options)), number
         self.ahead = AHEAD * (number + 1)
 
     def number(self) -> int:
@@ -149,7 +149,7 @@ class BlockPool:
 
     def __init__(
         self,
-        mends: Mends,
+        matcher: KnownBugMatcher,
         plan: Plan,
         workers: Workers | None = None,
         journal: Journal | None = None,
@@ -157,10 +157,10 @@ class BlockPool:
         tally: Tally | None = None,
         measured: Measured = UNMEASURED,
     ) -> None:
-        self._looking, self._workers, self._journal = Looking(mends, plan), workers, journal
+        self._looking, self._workers, self._journal = BlockRunner(matcher, plan), workers, journal
         self._tally = tally or Tally()
         self.ahead = workers.ahead if workers is not None else 0
-        if past is not None and (mends.run.patches or mends.host.source.difference is not None):
+        if past is not None and (matcher.run.patches or matcher.host.source.difference is not None):
             self.ahead = past.begun.ahead  # where a change directs the search the order follows from it
         self._order = Order(plan.seed, plan.asked, self.ahead, measured)
         # By the place of the block: results that were not taken yet; blocks that are over; that are run; that somebody left.
@@ -321,7 +321,7 @@ class BlockPool:
                 while (place := self._hand_out()) >= 0:
                     self._run_block(link, place)
             except Exception as error:
-                how = link.how_it_ended(error)
+                how = link.describe_exit(error)
             link.close()
             link = self._replacement(number, place, how) if how else None
 
@@ -346,7 +346,7 @@ class BlockPool:
 
     def _run_block(self, link: Link, place: int) -> None:
         """Have a worker run a block. Raises if the worker ends before the block is over."""
-        for line in link.run(written(BlockJob(self._order.number(place), self._earlier(place)))):
+        for line in link.run(encode_line(BlockJob(self._order.number(place), self._earlier(place)))):
             answer = read_answer(line)
             if isinstance(answer, BlockOver):
                 self._done += 1
@@ -370,7 +370,7 @@ class BlockPool:
                 self._leave(place, how)
             else:
                 self._unborn += 1
-                tell(f"note: a worker {how} before it was up; another one takes its place")
+                log_progress(f"note: a worker {how} before it was up; another one takes its place")
             if self._unborn >= _TRIES:
                 self._fail(f"{self._unborn} workers, one after the other, ended before they were up: the last one {how}")
                 return None
@@ -390,13 +390,13 @@ class BlockPool:
         if self._journal is not None:
             self._journal.add(Died(place))
         if self._tries[place] < _TRIES:
-            tell(f"note: a worker {how} in {block}; another one takes its place")
+            log_progress(f"note: a worker {how} in {block}; another one takes its place")
             self._running.discard(place)
             self._left.add(place)
             self._changed.notify_all()
             return
         lost = f"{block}, over which {_TRIES} workers ended: the last one {how}"
-        tell(f"note: not searched: {lost}")
+        log_progress(f"note: not searched: {lost}")
         self._end(place, lost)
         if len(self._tally.lost) >= _TRIES and not self._done:
             self._fail(f"workers end in each block: the last one {how}")
@@ -432,7 +432,7 @@ class Actor:
 
     close = kill
 
-    def how_it_ended(self, error: Exception) -> str:
+    def describe_exit(self, error: Exception) -> str:
         return f"ended ({' '.join(_COLOURS.sub('', str(error)).split())})"
 
 
@@ -444,7 +444,7 @@ class Actors:
 
     def __init__(self, options: SearchOptions, kind: type = Worker) -> None:
         self._ray, self._kind = _load_ray(), kind
-        self._address, self._number, self._terms = options.address, options.processes, written(Terms(options))
+        self._address, self._number, self._terms = options.address, options.processes, encode_line(Terms(options))
         mode = options.run.mode
         self._gpus = mode.tp if mode.device == "cuda" else 0
         self.ahead = AHEAD * max(self._number, _MANY)

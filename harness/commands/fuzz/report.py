@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.differs import shortened, unknown_changes
+from eagletwin.harness.core.differs import join_names, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.terminal import count, fold, others_in_plain_decode
@@ -18,7 +18,7 @@ from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.document import Document, DocumentSection, Item, Table, table
 from eagletwin.harness.page.render import write_page
 
-from ..page_facts import KINDS, left_out, never_happened, page_beside
+from ..page_facts import KINDS, left_out, page_beside, unexercised_features
 from .coverage import TOPICS
 from .journal import JOURNAL, PastFinding
 from .search import Fuzz
@@ -116,7 +116,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
         exit_code=code,
         meaning=_meaning(search, code) if code is not None else "",
         seconds=round(search.seconds, 3),
-        tally=dataclasses.replace(tally, configurations=_named(tally), known={}, refused={}),
+        tally=dataclasses.replace(tally, configurations=_configuration_counts(tally), known={}, refused={}),
         not_looked_at=tally.left_out(search.trials.host.mode) if tally.cases else [],
         refused={name: one.why for name, one in tally.refused.items()},
         known=[
@@ -152,7 +152,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
 
 def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
     """Sentences on the cases that ran, and on those that did not."""
-    tally, base = search.tally, search.mends.base
+    tally, base = search.tally, search.matcher.base
     if not tally.cases:
         yield f"No case finished in {search.seconds:.1f} s: this says nothing about the release."
     else:
@@ -163,8 +163,8 @@ def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterato
         yield f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}."
     if base is not None and base.refused:
         yield f"{base.called} was not run beside it, so known bugs count as known: {base.refused}"
-    if search.mends.unfit:
-        yield f"Remedies that do not fit this SGLang: {shortened(sorted(search.mends.unfit), _SHOWN)}."
+    if search.matcher.unfit:
+        yield f"Remedies that do not fit this SGLang: {join_names(sorted(search.matcher.unfit), _SHOWN)}."
     if search.unstarted:
         yield "An engine that would not start may be the fault that is searched for; --not leaves its cases out."
     if tally.deaths:
@@ -245,7 +245,7 @@ def _of_known(tally: Tally) -> str:
 def _of_overlap(search: Fuzz) -> str:
     """Why a search without overlap has entries that need it; empty if it has none."""
     ids = [name for bug in search.tally.known.values() for name in bug.id.split(" and ")]
-    names = dict.fromkeys(name for name in ids if unreached(LEDGER[name], search.trials.run.mode))
+    names = dict.fromkeys(name for name in ids if why_unreachable(LEDGER[name], search.trials.run.mode))
     return (
         f"{', '.join(names)}: of cases whose draft reads the target's rows, which run with overlap in every search."
         if names
@@ -258,7 +258,7 @@ def _example_of(folder: Path, bug: KnownBug) -> Path:
     return folder / "known" / f"{bug.id.replace(' ', '-')}.json"
 
 
-def _named(tally: Tally) -> Counter[str]:
+def _configuration_counts(tally: Tally) -> Counter[str]:
     """Each configuration in words."""
     named = Counter[str]()
     for one, number in tally.configurations.items():
@@ -288,10 +288,10 @@ def document_of(summary: Summary, folder: Path) -> Document:
         facts=(("rate", f"{rate:.2f} cases/s"), ("headroom", f"{summary.tally.headroom:.2g} of a bound at most")),
         reason=summary.not_seen,
         sections=(
-            _found(folder, summary),
+            _findings_section(folder, summary),
             _known_bugs(summary),
             _aside(summary),
-            _refused(summary),
+            _refused_section(summary),
             _looked_at(summary.tally),
             *left_out(summary.not_looked_at, brief=_SHOWN),
         ),
@@ -312,7 +312,7 @@ def _effect(effect: EffectFacts) -> list[str]:
     ]
 
 
-def _found(folder: Path, summary: Summary) -> DocumentSection:
+def _findings_section(folder: Path, summary: Summary) -> DocumentSection:
     items = []
     for finding in summary.findings:
         place = Path(*Path(finding.folder).parts[-2:])
@@ -326,10 +326,10 @@ def _found(folder: Path, summary: Summary) -> DocumentSection:
                 href=page_beside(folder, str(folder), str(folder / place)),
             )
         )
-    return DocumentSection(heading="What was found", lines=_unconfirmed(summary), items=tuple(items), brief="")
+    return DocumentSection(heading="What was found", lines=_unconfirmed_lines(summary), items=tuple(items), brief="")
 
 
-def _unconfirmed(summary: Summary) -> tuple[str, ...]:
+def _unconfirmed_lines(summary: Summary) -> tuple[str, ...]:
     lines = tuple(
         f"{one.status.capitalize()}: {one.signature}, in case {one.cases}. The search was ended after "
         f"{count(one.shrink_looks, 'run')} of making it smaller, and nothing was confirmed: {one.folder} has the smallest."
@@ -350,7 +350,7 @@ def _known_bugs(summary: Summary) -> DocumentSection:
         note=" ".join(filter(None, (summary.known_note, took))),
     )
     names = [f"{bug.id} ({bug.cases})" if bug.cases else bug.id for bug in bugs]
-    brief = f"Known bugs, mended in memory: {shortened(names, _SHOWN)}." if names else ""
+    brief = f"Known bugs, mended in memory: {join_names(names, _SHOWN)}." if names else ""
     return DocumentSection(heading="Known bugs", tables=(bugs_table,), brief=brief)
 
 
@@ -365,25 +365,25 @@ def _aside(summary: Summary) -> DocumentSection:
     return DocumentSection(heading="Set aside", tables=(table(caption, header, rows),), brief="")
 
 
-def _refused(summary: Summary) -> DocumentSection:
+def _refused_section(summary: Summary) -> DocumentSection:
     """Engines that would not start, as this SGLang lacks that or is broken there; and blocks of which no case was drawn."""
     names = [name.partition(": ")[0] for name in summary.refused]
-    brief = f"Not looked at, as no engine started: {shortened(names, _SHOWN)}." if names else ""
+    brief = f"Not looked at, as no engine started: {join_names(names, _SHOWN)}." if names else ""
     heading = "Configurations of which nothing was looked at, and why"
     return DocumentSection(heading=heading, lines=tuple(summary.refused), brief=brief if summary.tally.cases else None)
 
 
 def _looked_at(tally: Tally) -> DocumentSection:
-    def counted(caption: str, what: str, numbers: Mapping[str, int]) -> Table:
+    def count_table(caption: str, what: str, numbers: Mapping[str, int]) -> Table:
         rows = ((name, str(number), f"{number / max(1, tally.cases):.0%}") for name, number in numbers.items() if number)
         return table(caption, (what, "cases", "of all"), rows, searched=True)
 
     reached = {name: tally.exercised[name] for name in FEATURES if tally.exercised[name]}
     tables = (
-        counted("What was drawn: configurations", "configuration", tally.configurations),
-        counted("What was drawn: kinds of cases", "kind", {topic.words: tally.topics[topic.words] for topic in TOPICS}),
-        counted("What the cases exercised", "feature", reached),
-        never_happened(reached),
-        counted("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),
+        count_table("What was drawn: configurations", "configuration", tally.configurations),
+        count_table("What was drawn: kinds of cases", "kind", {topic.words: tally.topics[topic.words] for topic in TOPICS}),
+        count_table("What the cases exercised", "feature", reached),
+        unexercised_features(reached),
+        count_table("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),
     )
     return DocumentSection(heading="What was looked at", tables=tables, brief="")

@@ -17,7 +17,7 @@ from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import Mends, entries_of, may_be
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of, may_be
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
@@ -29,7 +29,7 @@ from .journal import Conclusion, Journal, Past, PastFinding, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
 from .pool import BlockPool
-from .shrinking import Finding, Shrinking, Teller
+from .shrinking import Finding, ShrinkCallbacks, Shrinking
 from .tally import LEAST, MOST_UNDECIDED, EffectFacts, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
@@ -53,11 +53,11 @@ class Aside:
 
 
 @dataclass(slots=True)
-class Inquiry:
+class Triage:
     """The inquiry into a case that shows something new: whether a bug is behind it that such a case was not thought to show;
     then it is made small. seen: after `bug`, with the entries that make it equal though it is new."""
 
-    mends: Mends
+    matcher: KnownBugMatcher
     plan: Plan
     seen: CaseSeen
 
@@ -67,17 +67,17 @@ class Inquiry:
         if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
             return ""  # what does not show alone is gone with any remedy
         bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
-        if bug and self.mends.right_in_base(seen.case, self._mended, seen.view):
+        if bug and self.matcher.right_in_base(seen.case, self._workaround_entries, seen.view):
             self.seen = replace(seen, cured=(bug,))
             return ""
         return bug
 
-    def begin(self, folder: Path, teller: Teller) -> Shrinking:
+    def begin(self, folder: Path, teller: ShrinkCallbacks) -> Shrinking:
         """The shrinking, which has the case as it was found on disk."""
         plan = self.plan
         shutil.rmtree(folder, ignore_errors=True)  # of a driver that was ended while it shrank this
         return Shrinking(
-            self.seen, self.mends, folder, seconds=plan.shrink_seconds, seed=plan.seed, command=plan.command, teller=teller
+            self.seen, self.matcher, folder, seconds=plan.shrink_seconds, seed=plan.seed, command=plan.command, teller=teller
         )
 
     def finish(self, shrinking: Shrinking, cases: int, seconds: float) -> Finding:
@@ -85,26 +85,26 @@ class Inquiry:
         seen, plan = self.seen, self.plan
         shrinking.shrink(
             None if seen.block == NO_BLOCK else block_of(plan.seed, seen.block, plan.asked),
-            (lambda case: self.mends.right_in_base(case, self._mended, seen.view)) if seen.cured else None,
+            (lambda case: self.matcher.right_in_base(case, self._workaround_entries, seen.view)) if seen.cured else None,
         )
         return shrinking.conclude(cases, seconds, self._apart)
 
     @property
     def past(self) -> str:
         """Why it is no known bug, where a remedy makes it equal: a part of a sentence."""
-        return f", which {self._called} does not show" if self.seen.cured else ""
+        return f", which {self._base_name} does not show" if self.seen.cured else ""
 
     @property
     def _trials(self) -> Trials:
-        return self.mends.trials(self._mended, self.seen.view)
+        return self.matcher.trials(self._workaround_entries, self.seen.view)
 
     @property
-    def _mended(self) -> tuple[Entry, ...]:
+    def _workaround_entries(self) -> tuple[Entry, ...]:
         return entries_of(self.seen.mended)
 
     @property
-    def _called(self) -> str:
-        return "" if self.mends.base is None else self.mends.base.called
+    def _base_name(self) -> str:
+        return "" if self.matcher.base is None else self.matcher.base.called
 
     @property
     def _apart(self) -> str:
@@ -112,7 +112,9 @@ class Inquiry:
         if not self.seen.cured:
             return ""
         names = " and ".join(self.seen.cured)
-        return f"With the remedy of {names} it is equal, too, but {self._called} is right in this case, so the change is wrong."
+        return (
+            f"With the remedy of {names} it is equal, too, but {self._base_name} is right in this case, so the change is wrong."
+        )
 
 
 @dataclass(slots=True)
@@ -144,12 +146,12 @@ class Fuzz:
     _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
     _in_vain: int = 0
-    _mends: Mends | None = None
+    _matcher: KnownBugMatcher | None = None
 
     def __post_init__(self) -> None:
         draw_from_seeds_alone()
         self._begun = self._told_at = time.monotonic()
-        self._mends = Mends(self.trials.host, self.trials.run)
+        self._matcher = KnownBugMatcher(self.trials.host, self.trials.run)
         if self.past is not None:
             self._begun -= self.past.at
             self.tally.deaths, self.tally.lost = self.past.deaths, list(self.past.lost)
@@ -163,14 +165,14 @@ class Fuzz:
         return time.monotonic() - self._begun
 
     @property
-    def mends(self) -> Mends:
-        assert self._mends is not None
-        return self._mends
+    def matcher(self) -> KnownBugMatcher:
+        assert self._matcher is not None
+        return self._matcher
 
     def search(self) -> Iterator[Finding]:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded, unless an
         earlier driver found it."""
-        pool = self.pool = self.pool or BlockPool(self.mends, self.plan, measured=self.measured)
+        pool = self.pool = self.pool or BlockPool(self.matcher, self.plan, measured=self.measured)
         for seen in self._results(pool):
             finding = self._take(seen, pool)
             if finding is not None:
@@ -195,19 +197,19 @@ class Fuzz:
             return None
         if not self.count(seen):
             return None
-        if (concluded := self._concluded(seen)) is not None:
+        if (concluded := self._past_conclusion(seen)) is not None:
             self._repeat(seen, concluded)
             return None
         assert seen.signature is not None
         pool.rest()
-        inquiry = Inquiry(self.mends, self.plan, seen)
+        inquiry = Triage(self.matcher, self.plan, seen)
         if bug := inquiry.bug():
             self.tally.explain(seen, bug)
             self._note(Conclusion(seen.case, seen.signature, bug))
             return None
         return self._shrink(inquiry)
 
-    def _concluded(self, seen: CaseSeen) -> Conclusion | None:
+    def _past_conclusion(self, seen: CaseSeen) -> Conclusion | None:
         """What an earlier driver concluded of a case."""
         each = () if self.past is None else self.past.concluded
         return next((one for one in each if (one.case, one.signature) == (seen.case, seen.signature)), None)
@@ -231,12 +233,12 @@ class Fuzz:
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
         if seen.known or seen.signature is None:
             return False
-        if seen.verdict.undecided or (seen.signature in self.known and self._concluded(seen) is None):
+        if seen.verdict.undecided or (seen.signature in self.known and self._past_conclusion(seen) is None):
             self.set_aside(seen.case, seen.signature, seen.verdict.undecided)
             return False
         return True
 
-    def _shrink(self, inquiry: Inquiry) -> Finding:
+    def _shrink(self, inquiry: Triage) -> Finding:
         seen, cases, seconds = inquiry.seen, self.tally.cases, self.seconds
         assert seen.signature is not None
         asides = list[SetAside]()
@@ -245,7 +247,7 @@ class Fuzz:
             self.set_aside(case, signature, undecided)
             asides.append(SetAside(case, signature, undecided))
 
-        teller = Teller(aside=aside, news=self.progress, look=self.line.look)
+        teller = ShrinkCallbacks(aside=aside, news=self.progress, look=self.line.look)
         shrinking = self.shrinking = inquiry.begin(self.folder / f"finding-{len(self.found) + 1}", teller)
         self.found.append(shrinking.folder)
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
@@ -261,7 +263,7 @@ class Fuzz:
         altered: CaseSeen | None = None
         until = time.monotonic() + self.plan.seconds * _COMPARING
         for seen in self._effects:
-            base = self.mends.base
+            base = self.matcher.base
             if base is None or time.monotonic() > until:
                 break
             remedies = [remedy for name in seen.mended if (remedy := LEDGER[name].remedy) is not None]
@@ -269,9 +271,9 @@ class Fuzz:
                 self.tally.changes.compared += 1
                 self.tally.changes.altered += numbers != seen.numbers
                 altered = altered or (seen if numbers != seen.numbers else None)
-        if explain and altered is not None and self.mends.base is not None:
+        if explain and altered is not None and self.matcher.base is not None:
             until = time.monotonic() + self.plan.shrink_seconds
-            self.effect = Effect(altered, self.mends, self.mends.base, until).explain(self.folder / "effect")
+            self.effect = Effect(altered, self.matcher, self.matcher.base, until).explain(self.folder / "effect")
 
     @property
     def looked_enough(self) -> bool:

@@ -17,7 +17,7 @@ from eagletwin.cases.blocks import Block
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm, needed_in
-from eagletwin.harness.check.known import Mends, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import (
@@ -59,10 +59,12 @@ _MEASURES: dict[str, Callable[[Case], object]] = {
 def smaller(found: Case, now: Case) -> str:
     """How a case differs from the one that was found, by its sizes; empty if by none of them."""
     changes = [(name, measure(found), measure(now)) for name, measure in _MEASURES.items()]
-    return ", ".join(f"{name} {_said(before)} → {_said(after)}" for name, before, after in changes if before != after)
+    return ", ".join(
+        f"{name} {_format_value(before)} → {_format_value(after)}" for name, before, after in changes if before != after
+    )
 
 
-def _said(size: object) -> object:
+def _format_value(size: object) -> object:
     return {"True": "on", "False": "off"}.get(str(size), size)
 
 
@@ -156,7 +158,7 @@ class Smallest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teller:
+class ShrinkCallbacks:
     """Who is told: `aside` of cases that show something else, `news` of what became smaller, `look` of what is looked at."""
 
     aside: Callable[[Case, Signature, bool], None]
@@ -170,18 +172,18 @@ class Shrinking:
     def __init__(
         self,
         seen: CaseSeen,
-        mends: Mends,
+        matcher: KnownBugMatcher,
         folder: Path,
         *,
         seconds: float,
         seed: int,
         command: str,
-        teller: Teller,
+        teller: ShrinkCallbacks,
     ) -> None:
         assert seen.signature is not None
         self.seen, self.signature, self.folder = seen, seen.signature, folder
         self.looks, self.partial = 0, False
-        self._mends, self._seed, self._command = mends, seed, command
+        self._matcher, self._seed, self._command = matcher, seed, command
         self._trials = self._with(seen.mended)
         self._needed = seen.mended  # the workarounds that the smallest case so far needs
         self._alone = False  # whether it shows without the cases before it
@@ -216,20 +218,20 @@ class Shrinking:
 
     def _cut(self) -> None:
         """Take one thing after the other away, as long as the case shows the same without it."""
-        reduced(self._smallest.case, self._looked)
+        reduce_case(self._smallest.case, self._try_case)
         found = replace(self.seen.case, model=MODELS[0])  # the smallest may be too small to show it there
-        if self._smallest.case.model != MODELS[0] and admits(found) and self._looked(found, anywhere=True):
+        if self._smallest.case.model != MODELS[0] and admits(found) and self._try_case(found, anywhere=True):
             self._cut()
 
     def _shows(self, case: Case) -> bool:
         """Whether a smaller case shows the same."""
         try:
-            return self._looked(case)
+            return self._try_case(case)
         except (EagletwinError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
             self._failed = error
             raise _Over from error
 
-    def _looked(self, case: Case, *, anywhere: bool = False) -> bool:
+    def _try_case(self, case: Case, *, anywhere: bool = False) -> bool:
         until = -1 if anywhere else _iteration(self._smallest.verdict)
         trial = self._trials.known(case, until)
         if trial is None:
@@ -277,12 +279,12 @@ class Shrinking:
 
     def _with(self, names: Sequence[str]) -> Trials:
         """Runs cases with these workarounds."""
-        return self._mends.trials(entries_of(names), self.seen.view)
+        return self._matcher.trials(entries_of(names), self.seen.view)
 
     def _drop_workarounds(self, alone: Trial, *, last: bool = False) -> None:
         """Keep those that the smallest case needs. alone: what it shows with all of them; last: it gets no smaller."""
         names, view = self.seen.mended, self.seen.view
-        self._needed = needed_in(self._mends, alone, names, view, last=last, enough=self._needed)
+        self._needed = needed_in(self._matcher, alone, names, view, last=last, enough=self._needed)
         self._keep_smallest()
 
     def _shows_with_needed(self, case: Case, until: int) -> bool:
@@ -306,7 +308,7 @@ class Shrinking:
         case = replace(self._smallest.case, name=f"minimal-{self.folder.name}")
         (minimal / "case.json").write_text(pretty_case(case), encoding="utf-8")
         run = replace(run, finding=str(self.signature))
-        write_script(minimal, case, run, command=self._command, source=self._mends.host.source, seed=self._seed)
+        write_script(minimal, case, run, command=self._command, source=self._matcher.host.source, seed=self._seed)
         return case
 
     def conclude(self, cases: int, seconds: float, apart: str = "") -> Finding:
@@ -326,7 +328,7 @@ class Shrinking:
         )
         write_run(outcome)
         return Finding(
-            signature=self._concluded(outcome),
+            signature=self._confirm_smallest(outcome),
             found=self.seen.case,
             outcome=outcome,
             cases=cases,
@@ -346,7 +348,7 @@ class Shrinking:
         plain = admits(replace(case, model=MODELS[0]))
         return f"not in {MODELS[0]}" if plain else f"{MODELS[0]} runs no such case"
 
-    def _concluded(self, outcome: Outcome) -> Signature:
+    def _confirm_smallest(self, outcome: Outcome) -> Signature:
         """What the smallest case shows in fresh forks. If it is something else there than what was found, that is set aside."""
         shown = signature_of(outcome.verdict, outcome.trace.header.ending)
         if outcome.verdict.first is None and outcome.trace.header.ending.kind == "finished":
@@ -372,7 +374,7 @@ def size(case: Case) -> tuple[int, int, bytes]:
     return MODELS.index(case.model) if case.model in MODELS else len(MODELS), len(data), data
 
 
-def reduced(case: Case, shows: Callable[[Case], bool]) -> Case:
+def reduce_case(case: Case, shows: Callable[[Case], bool]) -> Case:
     """The case without all that it shows the same without, one thing after the other."""
     while cut := next((one for one in cuts(case) if size(one) < size(case) and shows(one)), None):
         case = cut

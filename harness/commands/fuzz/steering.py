@@ -14,7 +14,7 @@ from math import log
 from random import Random
 from threading import Lock
 
-from eagletwin.cases.blocks import AGAIN, Asked, Block, block_of
+from eagletwin.cases.blocks import AGAIN, Block, SearchConstraints, block_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
 
@@ -54,7 +54,7 @@ class _Counts:
 class Steering:
     """The blocks of one search: the same after the same cases."""
 
-    def __init__(self, seed: int, asked: Asked, measured: Measured = UNMEASURED) -> None:
+    def __init__(self, seed: int, asked: SearchConstraints, measured: Measured = UNMEASURED) -> None:
         self._seed, self._asked = seed, asked
         self._own, self._measured = _Counts(), _Counts()
         for number, settings in enumerate(measured.cases):
@@ -78,7 +78,7 @@ class Steering:
         for turn in count():
             aim = self._aim() if turn % _ELSEWHERE else ""
             if aim in self._ran_in and self._sent[aim] % _EXPLORED:
-                yield self._repeated(aim, turn)
+                yield self._repeat_block(aim, turn)
                 continue
             while len(waiting) < (_AHEAD if aim else 1):
                 number = next(numbers)
@@ -87,7 +87,7 @@ class Steering:
             self._settings.pop(number, None)
             yield waiting.pop(number)
 
-    def _repeated(self, aim: str, turn: int) -> Block:
+    def _repeat_block(self, aim: str, turn: int) -> Block:
         """A block whose configuration is one of the few of which most cases ran the statement, and that was seldom drawn."""
 
         def promise(block: int) -> float:
@@ -137,7 +137,7 @@ class Order:
     """Which block stands at each place of a search that begins up to `ahead` blocks before their turn. A place is chosen by the
     cases of the blocks that are `ahead` places before it, which are over then: whoever runs them comes to the same."""
 
-    def __init__(self, seed: int, asked: Asked, ahead: int, measured: Measured = UNMEASURED) -> None:
+    def __init__(self, seed: int, asked: SearchConstraints, ahead: int, measured: Measured = UNMEASURED) -> None:
         self._steering, self._ahead = Steering(seed, asked, measured), ahead
         self._blocks, self._lock = self._steering.blocks(), Lock()
         self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, Collection[str], int]]](), 0
@@ -162,10 +162,10 @@ def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted])
     """What is seen in the block at this place. Where something is changed, the order counts which cases ran it."""
     for seen in block:
         if isinstance(seen, CaseSeen) and seen.differs is not None:
-            order.add(place, seen.case, executed(seen.differs), seen.block)
+            order.add(place, seen.case, executed_places(seen.differs), seen.block)
         yield seen
 
 
-def executed(differs: Differs | None) -> tuple[str, ...]:
+def executed_places(differs: Differs | None) -> tuple[str, ...]:
     """The changed statements that a case ran; of a trace that does not tell them apart, the functions."""
     return () if differs is None else differs.executed or differs.ran

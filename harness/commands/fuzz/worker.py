@@ -19,12 +19,12 @@ from msgspec import Struct
 
 from eagletwin import __version__
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.start import Zygote
 
-from .looking import CaseSeen, Looking, Unstarted
+from .looking import BlockRunner, CaseSeen, Unstarted
 from .options import SearchOptions
 
 
@@ -58,7 +58,7 @@ Seen = CaseSeen | Unstarted
 Answer = Seen | BlockOver | BlockFailed
 
 
-def written(message: Answer | BlockJob | Terms) -> bytes:
+def encode_line(message: Answer | BlockJob | Terms) -> bytes:
     """The message as a line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
@@ -85,7 +85,7 @@ class Worker:
         self._version, self._options = read.version, read.options
         source, mode = read.options.source, read.options.run.mode
         self._host = Host(Zygote.joined(joins, source, mode) if joins >= 0 else None, source, mode)
-        self._looking: Looking | None = None
+        self._looking: BlockRunner | None = None
 
     def up(self) -> int:
         """Returns as soon as the worker is there: its process."""
@@ -96,15 +96,15 @@ class Worker:
         wanted = msgspec.json.decode(job, type=BlockJob)
         try:
             for seen in self._blocks().block(wanted.block, wanted.earlier):
-                yield written(seen)
-            yield written(BlockOver())
+                yield encode_line(seen)
+            yield encode_line(BlockOver())
         except EagletwinError as error:
-            yield written(BlockFailed(error.cause, error.consequence, error.remedy))
+            yield encode_line(BlockFailed(error.cause, error.consequence, error.remedy))
 
     def close(self) -> None:
         self._host.close()
 
-    def _blocks(self) -> Looking:
+    def _blocks(self) -> BlockRunner:
         if self._looking is None:
             if self._version != __version__:
                 raise HarnessError(
@@ -112,7 +112,9 @@ class Worker:
                     consequence="the search ended there: two versions may draw other cases from one seed",
                     remedy=f"install eagletwin {self._version} on each machine, then continue with --resume",
                 )
-            self._looking = Looking(Mends(self._host, self._options.run, self._options.unknown), self._options.plan)
+            self._looking = BlockRunner(
+                KnownBugMatcher(self._host, self._options.run, self._options.unknown), self._options.plan
+            )
             gc.freeze()  # as in the process that drives the search
         return self._looking
 

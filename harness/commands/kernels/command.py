@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.harness.commands.options import tell
+from eagletwin.harness.commands.options import log_progress
 from eagletwin.harness.commands.run_options import KERNELS, SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, unusual
@@ -63,12 +63,12 @@ def kernels(
         seed=seed,
         trial=support,
     )
-    report = Report(named=functions if names else (), strict=_unpublished(source))
+    report = Report(named=functions if names else (), strict=_is_unpublished(source))
     _run(source, job, report, timeout, show=not (as_json or support))
     return _conclude(report, job, spec, as_json, timeout)
 
 
-def _unpublished(source: "Source") -> bool:
+def _is_unpublished(source: "Source") -> bool:
     """Whether this SGLang is not a published release: a function that it lacks may have been renamed."""
     from eagletwin.harness.engines.provision import releases
 
@@ -80,7 +80,7 @@ def _run(source: "Source", job: "PropertyJob", report: "Report", limit: float, s
     from . import results
     from .results import run
 
-    tell(f"importing SGLang {source.called}")
+    log_progress(f"importing SGLang {source.called}")
     for message in run(source, job, limit):
         if isinstance(message, results.Imported):
             report.imported = message
@@ -112,7 +112,7 @@ def _conclude(report: "Report", job: "PropertyJob", spec: RunSpec, as_json: bool
         for of in report.outcomes:
             if of.status in ("diverged", "unknown"):
                 print(results.details(of, _again(of.property, job, spec, timeout)))
-        for text in (results.changes(report), results.not_compared(report)):
+        for text in (results.changes(report), results.describe_uncompared(report)):
             if text:
                 print(text)
         print(f"\n{results.summary(report)}")

@@ -82,7 +82,7 @@ def load(name: str) -> Any:
 def module(name: str) -> ModuleType:
     """The module itself, for what replaces a part of it. Raises Absent and Broken."""
     prepare(name)
-    found = _imported(name)
+    found = _import_module(name)
     if found is None:
         raise Absent(f"this SGLang has no module {name}")
     return found
@@ -96,7 +96,7 @@ def find(target: str) -> tuple[str, Any]:
         raise Absent(f"{target} is in none of the modules of this tier")
     attributes = target.removeprefix(f"{home}.").split(".")
     for name in (home, *FORMER.get(home, ())):
-        found: Any = _imported(name)
+        found: Any = _import_module(name)
         if found is None:
             continue
         for attribute in attributes:
@@ -111,7 +111,7 @@ def find(target: str) -> tuple[str, Any]:
 
 
 @cache
-def _imported(name: str) -> ModuleType | None:
+def _import_module(name: str) -> ModuleType | None:
     """The module; None if this SGLang has none of this name. Raises Broken."""
     from eagletwin.harness.engines.sglang.boot import boot
     from eagletwin.harness.engines.sglang.compat import verify
@@ -143,7 +143,7 @@ def prepare(target: str = "") -> None:
     last = next((number for number, name in enumerate(MODULES) if f"{target}.".startswith(f"{name}.")), len(MODULES))
     for name in MODULES[: last + 1]:
         try:
-            _imported(name)
+            _import_module(name)
         except Broken:
             continue  # each of its functions says so
 

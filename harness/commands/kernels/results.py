@@ -177,7 +177,7 @@ def details(of: PropertyOutcome, again: str) -> str:
     return f"\n{of.status.upper()}  {of.property}\n{body}"
 
 
-def not_compared(report: Report) -> str:
+def describe_uncompared(report: Report) -> str:
     """The functions that were not compared, and why. Empty if all were."""
     reasons = {of.name: of.why for of in report.functions}
     through = {name: of.detail for of in report.outcomes for name in of.functions}
@@ -278,7 +278,7 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
                 return
             data = os.read(pipe, 1 << 16)
             if not data:
-                yield NotImported(f"the process {_ended(child.wait())} while {doing}{_last_words(log)}")
+                yield NotImported(f"the process {_describe_exit(child.wait())} while {doing}{_last_words(log)}")
                 return
             rest += data
         line, _, rest = rest.partition(b"\n")
@@ -293,7 +293,7 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
             return
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -19,8 +19,8 @@ from eagletwin.harness.engines.sglang.patches import PatchFailed
 from . import release
 from .properties import ALL
 from .results import Began, Done, FaultsCaught, Function, Imported, Message, NotImported, PropertyJob, PropertyOutcome, Status
-from .runtime import WRONG, planted, running
-from .tier import CASES, Property, Unequal, same_cases, seeded, shown
+from .runtime import WRONG, plant_fault, running
+from .tier import CASES, Property, Unequal, format_value, same_cases, seeded_settings
 
 TRIAL = 10  # cases that show whether a function can be called
 SEARCH = 20 * CASES  # cases of which one must fail with a planted fault: the first that does ends the search
@@ -88,42 +88,44 @@ class Watched:
         try:
             self._holds(case)
         except Exception:
-            self.case = shown(case)
+            self.case = format_value(case)
             raise
 
 
 def outcome(of: Property, job: PropertyJob) -> PropertyOutcome:
     """Run one property: its cases, and if it holds the planted faults of the job's functions."""
     watched, count = Watched(of), TRIAL if job.trial else job.examples
-    drawn = seeded if job.seed else same_cases
+    drawn = seeded_settings if job.seed else same_cases
     there = tuple(name for name in of.functions if look(name).where)
 
-    def ended(status: Status, **details: Any) -> PropertyOutcome:
+    def make_outcome(status: Status, **details: Any) -> PropertyOutcome:
         return PropertyOutcome(property=of.name, status=status, functions=there, examples=watched.examples, **details)
 
     triton_cpu.clear()
     try:
         dataclasses.replace(of, holds=watched).check(drawn(count), job.seed or None)
     except release.Absent as error:
-        return ended("absent", detail=str(error))
+        return make_outcome("absent", detail=str(error))
     except Unequal as error:
         what = f"{error.what}{error.place}"
-        return ended("diverged", case=watched.case, what=what, expected=error.expected, actual=error.found)
+        return make_outcome("diverged", case=watched.case, what=what, expected=error.expected, actual=error.found)
     except WRONG as error:
-        return ended("diverged", case=watched.case, what=type(error).__name__, detail=str(error))
+        return make_outcome("diverged", case=watched.case, what=type(error).__name__, detail=str(error))
     except Exception as error:
         traceback.print_exc()
-        return ended("unknown", case=watched.case, detail=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return make_outcome("unknown", case=watched.case, detail=f"{type(error).__name__}: {' '.join(str(error).split())}")
     if triton_cpu.faults():
         fault = triton_cpu.faults()[0]
-        return ended("diverged", what=type(fault).__name__, detail=f"{fault}; SGLang caught the exception")
+        return make_outcome("diverged", what=type(fault).__name__, detail=f"{fault}; SGLang caught the exception")
     slow = triton_cpu.fallbacks()
     if slow and job.kernels != "interpreter":
-        return ended("unknown", detail=f"ran in Triton's interpreter, where no access is checked: {', '.join(sorted(slow))}")
+        return make_outcome(
+            "unknown", detail=f"ran in Triton's interpreter, where no access is checked: {', '.join(sorted(slow))}"
+        )
     if job.trial or job.kernels == "interpreter":  # which checks no access: a planted fault could write anywhere, or never end
-        return ended("equal")
+        return make_outcome("equal")
     proofs = tuple(proof(of, name, drawn(max(count, SEARCH)), job.seed or None) for name in there if name in job.functions)
-    return ended("unknown" if any(found.missed for found in proofs) else "equal", proofs=proofs)
+    return make_outcome("unknown" if any(found.missed for found in proofs) else "equal", proofs=proofs)
 
 
 def proof(of: Property, function: str, config: settings, seed: int | None) -> FaultsCaught:
@@ -133,7 +135,7 @@ def proof(of: Property, function: str, config: settings, seed: int | None) -> Fa
         if fault.target != function:
             continue
         try:
-            with planted(fault):
+            with plant_fault(fault):
                 case = of.failing(config, seed, (Exception,))
         except PatchFailed:
             unfit += 1

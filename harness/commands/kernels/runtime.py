@@ -36,7 +36,7 @@ def running(kernels: Kernels = "fast") -> Iterator[None]:
         if kernels == "interpreter":
             yield
             return
-        with triton_cpu.installed(CHECKS[kernels], LIVE):
+        with triton_cpu.installation(CHECKS[kernels], LIVE):
             yield
 
 
@@ -48,7 +48,7 @@ def running(kernels: Kernels = "fast") -> Iterator[None]:
 
 
 @contextmanager
-def planted(edit: Edit) -> Iterator[None]:
+def plant_fault(edit: Edit) -> Iterator[None]:
     """SGLang with this edit. Raises PatchFailed if the text to replace does not occur exactly once, and what find() raises."""
     where, found = find(edit.target)
     edit = msgspec.structs.replace(edit, target=where)
@@ -56,7 +56,7 @@ def planted(edit: Edit) -> Iterator[None]:
         source = _source(found.fn)
         if source.count(edit.match) != 1:
             raise patches.PatchFailed(f"{edit.target}: {edit.match!r} occurs {source.count(edit.match)} times, not once")
-        with _replaced(found, source.replace(edit.match, edit.replacement), f"planted: {edit.replacement}"):
+        with _replace_source(found, source.replace(edit.match, edit.replacement), f"planted: {edit.replacement}"):
             yield
         return
     function = patches._resolve(edit.target)
@@ -69,7 +69,7 @@ def planted(edit: Edit) -> Iterator[None]:
 
 
 @contextmanager
-def silenced(target: str) -> Iterator[None]:
+def silence_function(target: str) -> Iterator[None]:
     """SGLang with a function that does nothing: a fault that fits every source. Raises what find() raises."""
     where, found = find(target)
     if not hasattr(found, "fn"):
@@ -84,7 +84,7 @@ def silenced(target: str) -> Iterator[None]:
     definition = ast.parse(_source(found.fn)).body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.body = [ast.Pass()]
-    with _replaced(found, ast.unparse(definition), "silenced"):
+    with _replace_source(found, ast.unparse(definition), "silenced"):
         yield
 
 
@@ -114,7 +114,7 @@ def _source(fn: Any) -> str:
 
 
 @contextmanager
-def _replaced(kernel: Any, source: str, why: str) -> Iterator[None]:
+def _replace_source(kernel: Any, source: str, why: str) -> Iterator[None]:
     """The kernel with another source, which `inspect` can find."""
     original = kernel.fn
     file = f"<{original.__module__}.{original.__name__}, {why}>"

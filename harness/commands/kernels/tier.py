@@ -15,7 +15,7 @@ from torch import Tensor
 from eagletwin.cases import sample_cases
 from eagletwin.harness.core.patch import Edit
 
-from .runtime import planted, silenced
+from .runtime import plant_fault, silence_function
 
 # How a property says that SGLang and the reference differ: what, expected and actual.
 #
@@ -28,7 +28,7 @@ class Unequal(AssertionError):
     """One output of SGLang is not what the reference computes."""
 
     def __init__(self, what: str, found: object, expected: object) -> None:
-        self.what, self.found, self.expected = what, shown(found), shown(expected)
+        self.what, self.found, self.expected = what, format_value(found), format_value(expected)
         place = first_difference(found, expected)
         self.place = f" at {place}" if place else ""
         super().__init__(f"{what}{self.place}: expected {self.expected}, actual {self.found}")
@@ -59,7 +59,7 @@ def first_difference(found: object, expected: object) -> str:
     return ""
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """The value as Python writes it, cut to a length that can be read."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
@@ -90,13 +90,13 @@ class Property:
 
         number: the seed; None: the same cases in every run.
         """
-        test = given(case=self.cases)(_named(self))
+        test = given(case=self.cases)(_test_function(self))
         config(test if number is None else seed(number)(test))()
 
     def catches(self, fault: Edit, config: settings, number: int | None = None) -> Any:
         """A case that fails with this fault planted, and holds without it; AssertionError if no case does. Raises
         PatchFailed if the fault does not fit this SGLang."""
-        with planted(fault):
+        with plant_fault(fault):
             case = self.failing(config, number)
         if case is None:
             raise AssertionError(f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}")
@@ -105,7 +105,7 @@ class Property:
 
     def notices(self, target: str, config: settings, number: int | None = None) -> bool:
         """Whether a case fails, in any way, while this function does nothing."""
-        with silenced(target):
+        with silence_function(target):
             return self.failing(config, number, (Exception,)) is not None
 
     def failing(self, config: settings, number: int | None = None, wrong: tuple[type[Exception], ...] = ()) -> Any:
@@ -128,7 +128,7 @@ class Property:
             return None
 
 
-def _named(of: Property) -> Callable[[Any], None]:
+def _test_function(of: Property) -> Callable[[Any], None]:
     def holds(case: Any) -> None:
         of.holds(case)
 
@@ -144,6 +144,6 @@ def same_cases(count: int = CASES) -> settings:
     return settings(settings.get_profile("eagletwin-ci"), max_examples=count, suppress_health_check=quiet)
 
 
-def seeded(count: int = CASES) -> settings:
+def seeded_settings(count: int = CASES) -> settings:
     """The same for a seed that is given: another seed draws other cases."""
     return settings(same_cases(count), derandomize=False, database=None)

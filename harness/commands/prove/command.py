@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import ledger_of, with_probes
-from eagletwin.cases.reach import cannot_be_in, unreached, unreached_text
+from eagletwin.cases.reach import cannot_be_in, unreached_text, why_unreachable
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
 from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
 from eagletwin.harness.families.valid import check_model
 
-from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
+from ..options import DEFAULT_RUNS, ENGINE, Runs, log_progress
 from ..result import ProveFacts, with_json
 from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
 
@@ -78,7 +78,7 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
     """Why an entry is not run, as text; empty: it is."""
     from .report import reason
 
-    if unreached(entry, spec.mode):
+    if why_unreachable(entry, spec.mode):
         return unreached_text(entry, spec.mode)
     if not model or model == entry.case.model:
         return ""
@@ -109,7 +109,9 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
     with Zygote(source, spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         if chosen:
-            tell(f"importing SGLang {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and without it")
+            log_progress(
+                f"importing SGLang {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and without it"
+            )
         from eagletwin.harness.engines.host import Host
 
         from .proof import worst
@@ -213,7 +215,7 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     proofs = list["Proof"]()
     about = _result(spec.command("prove", "--releases", *entries), live, chosen)
     with _concluding(about, proofs, out), progress("proofs", len(chosen)) as line:
-        for proof in prove_on_wheels(chosen, out, spec, tell):
+        for proof in prove_on_wheels(chosen, out, spec, log_progress):
             _show(proof, proofs)
             line.done(proof.entry.id)
     named = live and "all" not in entries

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Side
 from eagletwin.cases.ledger import LEDGER, remedies_of
-from eagletwin.cases.reach import carried
+from eagletwin.cases.reach import port_entry
 from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.records import accept_lengths
@@ -30,7 +30,7 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.judge.completeness import shows_instead
 
-from ..matrix import Cell, Matrix, Question, refused
+from ..matrix import Cell, Matrix, Question, refused_cell
 
 # One release after another, each in a process of its own; the next is imported while the last is asked.
 
@@ -74,7 +74,7 @@ def _closing(started: dict[str, Zygote | NotFetched]) -> Iterator[None]:
         yield
 
 
-def _red(rule: str) -> str:
+def _expected_status(rule: str) -> str:
     """The status of the case on a worker with the bug: unknown if the worker does not survive it."""
     return "unknown" if rule.startswith("engine.") else "diverged"
 
@@ -103,7 +103,7 @@ class Proof:
             and not self.unchecked
             and not self.unreached
             and not self.another
-            and self.red.verdict.status == _red(self.entry.rule)
+            and self.red.verdict.status == _expected_status(self.entry.rule)
             and (self.any_rule or self.red.verdict.rule in (self.entry.rule, self.stands_in))
         )
 
@@ -203,7 +203,7 @@ def prove_on_wheels(
         for entry in chosen:
             found[entry.id, name] = matrix.ask(host, _on_wheel(entry, name, runs, run))
     for entry in fixed:
-        hidden = refused(InputError(entry.hidden, consequence="", remedy=""))
+        hidden = refused_cell(InputError(entry.hidden, consequence="", remedy=""))
         green, red = (found.get((entry.id, release), hidden) for release in (entry.fixed, entry.last_bad))
         yield Proof(entry, green, red, wheels=True)
 
@@ -301,12 +301,12 @@ class ProofInModel:
     @property
     def idle(self) -> tuple[str, ...]:
         """Functions that the entry changes and of which no changed statement ran."""
-        return tuple(name for name in self._idle_functions if name not in self._mended)
+        return tuple(name for name in self._idle_functions if name not in self._patched_functions)
 
     @property
     def mended_in_vain(self) -> bool:
         """Whether no changed statement of a function that is mended ran, so that the case says nothing."""
-        return any(name in self._mended for name in self._idle_functions)
+        return any(name in self._patched_functions for name in self._idle_functions)
 
     @property
     def _idle_functions(self) -> tuple[str, ...]:
@@ -315,7 +315,7 @@ class ProofInModel:
         return tuple(dict.fromkeys(name for change in changes if change.patch for name in change.idle))
 
     @property
-    def _mended(self) -> set[str]:
+    def _patched_functions(self) -> set[str]:
         return {target for patch in remedies_of(self.beside) for target in patch.targets}
 
 
@@ -335,10 +335,10 @@ def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) ->
     from eagletwin.harness.families.weights import target_says  # it imports torch
 
     idle, beside = 0, tuple[str, ...]()
-    for one in carried(entry, model, target_says):
-        attempt = _mended(host, one, runs, run, beside)
+    for one in port_entry(entry, model, target_says):
+        attempt = _prove_patched(host, one, runs, run, beside)
         if attempt.mended_in_vain:
-            attempt = _mended(host, one, runs, run, ())
+            attempt = _prove_patched(host, one, runs, run, ())
         yield attempt
         beside = attempt.beside  # what came first in this case comes first in the next one, too
         idle += bool(attempt.idle)
@@ -346,7 +346,7 @@ def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) ->
             return
 
 
-def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> ProofInModel:
+def _prove_patched(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> ProofInModel:
     """The proof, with these live bugs mended on both sides, and with those that come first all the same."""
     while True:
         proof = _proof(host, entry, runs, run, beside)

@@ -13,7 +13,7 @@ from eagletwin.harness.page.document import Document, DocumentSection, TableCell
 from eagletwin.harness.page.render import text_of, write_page
 
 from ..page_facts import page_beside, read_facts
-from ..result import ProofFacts, ProveFacts, tell_result
+from ..result import ProofFacts, ProveFacts, emit_result
 from .proof import Proof
 
 # Why a bug does not show in a model where nothing forbids it: what was found where the table was open.
@@ -168,8 +168,8 @@ def proof_facts(proof: Proof) -> ProofFacts:
         state=entry.state,
         holds=proof.holds,
         exit_code=proof.exit_code,
-        green=proof.green.said,
-        red=proof.red.said,
+        green=proof.green.summary,
+        red=proof.red.summary,
         why=_instead(proof) if proof.holds else proof.why or _failure(proof),
         folders=[place for place in places if place],
         green_folder=places[0],
@@ -196,9 +196,9 @@ def _failure(proof: Proof) -> str:
         return f"the case is equal with the candidate fix of {proof.another} alone as well: what diverges may be that bug"
     wrong = []
     if proof.green.verdict.status != "equal":
-        wrong.append(f"with the fix the case must be equal, and is {proof.green.said}")
+        wrong.append(f"with the fix the case must be equal, and is {proof.green.summary}")
     if red.status == "equal" or red.rule != rule:
-        wrong.append(f"without it the case must break {rule}, and is {proof.red.said}")
+        wrong.append(f"without it the case must break {rule}, and is {proof.red.summary}")
     return "; ".join(wrong) + ("" if proof.wheels else ". This SGLang has another bug there, or changes what the entry edits")
 
 
@@ -210,7 +210,7 @@ def keep_proofs(facts: ProveFacts, out: Path) -> None:
         (folder / PROOFS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
         write_page(folder, lambda: document_of(facts, folder))
     show(text_of(document_of(facts, Path(facts.folder)), width()))
-    tell_result(facts)
+    emit_result(facts)
 
 
 def proofs_page(folder: Path) -> Document:

@@ -144,7 +144,7 @@ class Messages:
     def take(self, payload: Any, n: int) -> None:
         """A message, of which this is request number n."""
         ids = getattr(payload, "output_ids", None)
-        tokens, decoded = list(ids[n]) if ids is not None else [], workers.decoded(payload, n)
+        tokens, decoded = list(ids[n]) if ids is not None else [], workers.decode_ids(payload, n)
         counts, reason = workers.counts(payload, n), payload.finished_reasons[n]
         self.tokens += tokens
         self.decoded += decoded

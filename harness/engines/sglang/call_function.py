@@ -181,7 +181,7 @@ def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]
     window[-1] = -1
     handed: dict[int, list[int]] = {}
 
-    def noted(step: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_decode(step: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def decode(**arguments: Any) -> Any:
             handed[step] = arguments["out_cache_loc"].tolist()
             try:
@@ -193,12 +193,12 @@ def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]
 
     plans: list[StepPlan] = []
     with (
-        triton_cpu.installed(),
+        triton_cpu.installation(),
         draft_backend(table.int(), window, len(slots) // requests) as backend,
         contextlib.suppress(_Refused),
     ):
         for step, of in enumerate(backend.attn_backends):
-            of.init_forward_metadata_decode = noted(step, of.init_forward_metadata_decode)
+            of.init_forward_metadata_decode = wrap_decode(step, of.init_forward_metadata_decode)
         plans = plan(backend, range(requests), committed, slots)
     return [handed[step] for step in sorted(handed)], plans
 

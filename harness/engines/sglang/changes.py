@@ -143,17 +143,20 @@ def _watch_launches() -> None:
             return run  # the fast runtime notes each statement
         if function not in named:
             named[function] = frozenset(
-                place for name, one in _named(function, {}).items() if name in watched for place in _always(one, watched[name])
+                place
+                for name, one in _collect_callees(function, {}).items()
+                if name in watched
+                for place in _always(one, watched[name])
             )
         found = named[function]
         if not found:
             return run
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def launch_and_note(*args: Any, **kwargs: Any) -> Any:
             executed.update(found)
             return hand_on(run, *args, **kwargs)
 
-        return noted
+        return launch_and_note
 
     KernelInterface.__getitem__ = launch
 
@@ -165,13 +168,13 @@ def _function(kernel: Any) -> Any:
     return kernel
 
 
-def _named(function: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _collect_callees(function: Any, found: dict[str, Any]) -> dict[str, Any]:
     """A kernel and all that it may call, by name: functions that its code names, and theirs."""
-    found[triton_cpu.dotted(function)] = function
+    found[triton_cpu.dotted_name(function)] = function
     for name in getattr(getattr(function, "__code__", None), "co_names", ()):
         other = _function(function.__globals__.get(name))
-        if isinstance(other, types.FunctionType) and triton_cpu.dotted(other) not in found:
-            _named(other, found)
+        if isinstance(other, types.FunctionType) and triton_cpu.dotted_name(other) not in found:
+            _collect_callees(other, found)
     return found
 
 

@@ -131,7 +131,7 @@ class Accounts:
         if not self._taps.records:
             return
         allocation = self._taps.allocation
-        held = {name: allocation.held(request) for name, request in self._taps.requests.items()}
+        held = {name: allocation.held_slots(request) for name, request in self._taps.requests.items()}
         numbers = allocation.counts() | {"live": sum(map(allocation.lives, self._taps.requests.values()))}
         tensors = {
             "free": runs_of(free),
@@ -144,7 +144,7 @@ class Accounts:
             tensors["window_free"] = runs_of(allocation.window_free())
             tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
         if (states := self._taps.states) is not None:
-            owned = [slot for request in self._taps.requests.values() for slot in states.held(request)]
+            owned = [slot for request in self._taps.requests.values() for slot in states.held_slots(request)]
             numbers |= {"state_total": states.total, "state_given_up": states.given_up}
             tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
             tensors |= {"state_cached": (cached := states.cached())} | states.anew(cached)
@@ -162,7 +162,7 @@ class Accounts:
             tensors=tensors,
         )
 
-    def finished(self, names: list[str], iteration: int, fates: Fates) -> None:
+    def record_finished(self, names: list[str], iteration: int, fates: Fates) -> None:
         """The ends of requests since the last iteration, with all that was sent for them."""
         requests = self._taps.requests
         for name in fates.finish(names, lambda name: name in requests and bool(requests[name].finished())):
@@ -214,7 +214,7 @@ class Accounts:
             return
         allocation = self._taps.allocation
         used = allocation.used(free)
-        freed = allocation.freed(free, used)
+        freed = allocation.freed_slots(free, used)
         for pool in self._taps.pools.values():
             pool.poison(freed, used)
         if self._taps.states is not None:
@@ -381,7 +381,7 @@ class Drive:
             self._wait_for_gpu()
         free = self._taps.allocation.free()
         self._accounts.slots("iteration", self._iteration, free)
-        self._accounts.finished([request.id for request in self.case.requests], self._iteration, self._fates)
+        self._accounts.record_finished([request.id for request in self.case.requests], self._iteration, self._fates)
         if self._live is not None:
             self.case, more = self._live(self._iteration, self.case)
             if not more:
@@ -434,7 +434,7 @@ class Drive:
         vocabulary = RECIPES[self.case.model].target.vocab_size
         sent = [message for event in self._in_step.due(self.case, self._iteration) for message in self._control(event)]
         for request in arrived:
-            sent += [*self._sessions.enter(request, self._iteration), requests.tokenized(request, vocabulary)]
+            sent += [*self._sessions.enter(request, self._iteration), requests.tokenized_request(request, vocabulary)]
         for event in self.case.events:
             if event.at == self._iteration and not event.step:
                 sent += self._control(event)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from eagletwin.harness.core.case import Case, Grammar, GrammarBackend
-from eagletwin.harness.core.grammar import as_ebnf, ends, spelled, word
+from eagletwin.harness.core.grammar import as_ebnf, ends, tokenize_letters, word
 from eagletwin.harness.core.run_spec import Mode
 
 from . import patches
@@ -45,7 +45,7 @@ class _Words:
         self.eos_token_id = ends(size)[0]
 
     def __call__(self, letters: str) -> list[int]:
-        return spelled(letters)
+        return tokenize_letters(letters)
 
 
 class _AtOnce:

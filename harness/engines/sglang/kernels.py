@@ -44,7 +44,7 @@ def install(shims: list[str]) -> None:
     backend: Any = getattr(importlib.import_module(_BACKEND[0]), _BACKEND[1])
     backend.init_forward_metadata = _made_anew(backend.init_forward_metadata)
     backend.init_cuda_graph_state = _made_once(backend.init_cuda_graph_state)
-    backend.common_template = _filled(backend.common_template)
+    backend.common_template = _check_after(backend.common_template)
     shims.append(f"{_BACKEND[1]}: a guard lies behind each buffer that it allocates")
 
 
@@ -91,7 +91,7 @@ def _made_once(call: Callable[..., Any]) -> Callable[..., Any]:
     return around
 
 
-def _filled(call: Callable[..., Any]) -> Callable[..., Any]:
+def _check_after(call: Callable[..., Any]) -> Callable[..., Any]:
     """The lists are made, for a graph too: before it is replayed."""
 
     def around(*args: Any, **kwargs: Any) -> Any:
@@ -135,12 +135,12 @@ _UNDEFINED = contextlib.ExitStack()  # held for as long as this process lives
 def precompile() -> None:
     """Compile the kernels that cases launch, so that forked children need not. Call it when module flags are set."""
     changes.watch_kernels()
-    triton_cpu.precompile(kernel_modules.launched())
+    triton_cpu.precompile(kernel_modules.launched_modules())
 
 
 def precompile_for_states() -> None:
     """The same for models whose layers keep a state: their kernels take 0.1 s, which the first case of each process would."""
-    triton_cpu.precompile(kernel_modules.launched(states=True))
+    triton_cpu.precompile(kernel_modules.launched_modules(states=True))
 
 
 def prepare(build: Build | Serve, shims: list[str]) -> None:
@@ -158,7 +158,7 @@ def building(build: Build | Serve) -> contextlib.AbstractContextManager[None]:
     """While a scheduler is built: what its pools launch to warm up, before it is known what raw addresses may reach."""
     if build.kernels == "interpreter" or build.mode.device == "cuda":
         return contextlib.nullcontext()
-    return triton_cpu.installed()
+    return triton_cpu.installation()
 
 
 def start(build: Build | Serve, scheduler: Any) -> None:
@@ -184,7 +184,7 @@ def clear() -> None:
     found.clear()
 
 
-def violated(where: str) -> Ending | None:
+def find_violation(where: str) -> Ending | None:
     """How the case ended if a kernel did what it must not, even if SGLang swallowed the exception."""
     faults = (*triton_cpu.faults(), *found)
     if not faults:

@@ -69,7 +69,7 @@ def idle() -> tuple[str, ...]:
     return tuple(name for one in changes() if not one.ran for name in one.idle)
 
 
-def unreached() -> tuple[str, ...]:
+def idle_functions() -> tuple[str, ...]:
     """The functions that were called and of which no changed statement ran, where another of the same patch's did. SGLang's own
     switch changes code for other machines, too, and has none."""
     by_sglang = {one.name for one in applied if one.switch}
@@ -98,7 +98,7 @@ def apply(patch: Patch) -> None:
 
 
 @contextlib.contextmanager
-def watched(targets: Iterable[str]) -> Iterator[None]:
+def watch_calls(targets: Iterable[str]) -> Iterator[None]:
     """While an engine is built: see which of these functions it calls. A patch of one that it does not call comes to the same
     if it is applied when the engine stands. What is edited already, or absent, counts as called."""
     watching: dict[Any, tuple[str, Any, Any]] = {}
@@ -134,7 +134,7 @@ def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
     first = len(done)
     try:
         toggle = importlib.import_module(switch)
-        with _noted(done):
+        with _note_switch_edits(done):
             toggle._revert_pr_fix(number)
         targets = tuple(f"{function.__module__}.{function.__qualname__}" for function, _ in done[first:])
         if not targets:
@@ -149,12 +149,12 @@ def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _noted(done: list[tuple[Any, Any]]) -> Iterator[None]:
+def _note_switch_edits(done: list[tuple[Any, Any]]) -> Iterator[None]:
     """While SGLang's switch replaces functions: note what each was, and have what it becomes note its calls as an edit does."""
     patcher: Any = importlib.import_module("sglang.srt.debug_utils.source_patcher.code_patcher")
     patch = patcher.patch_function
 
-    def noted(*, target: Any, edits: Any, **others: Any) -> Any:
+    def patch_and_note(*, target: Any, edits: Any, **others: Any) -> Any:
         before, code = _source(target), target.__code__
         original = inspect.getsource(target)
         done.append((target, code))
@@ -164,7 +164,7 @@ def _noted(done: list[tuple[Any, Any]]) -> Iterator[None]:
         applied[-1].switch = True
         return state
 
-    patcher.patch_function = noted
+    patcher.patch_function = patch_and_note
     try:
         yield
     finally:
@@ -287,7 +287,7 @@ def _compile(source: str, function: Callable[..., Any], target: str, calls: tupl
     definition = _definition(source, target, documented=True)
     tree = ast.Module([definition], [])
     definition.decorator_list = []  # they wrapped the original, and still do
-    add_calls(tree, [(_moved(point, source, place), text) for place, point, text in calls], CALL)
+    add_calls(tree, [(_move_point(point, source, place), text) for place, point, text in calls], CALL)
     note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})\n{CALL} = _patches.executed.add").body
     documented = ast.get_docstring(definition) is not None
     definition.body[documented:documented] = note if calls else note[:2]
@@ -301,7 +301,7 @@ def _compile(source: str, function: Callable[..., Any], target: str, calls: tupl
     return _find_code(code, function.__name__)
 
 
-def _moved(point: Point, source: str, place: int) -> Point:
+def _move_point(point: Point, source: str, place: int) -> Point:
     """A point that now begins at this place of the source: edits after its own may have moved it."""
     line = source.count("\n", 0, place)
     return replace(point, line=line + 1, column=place - (source.rfind("\n", 0, place) + 1))

@@ -8,9 +8,9 @@ first launch.
 """
 
 from .checks import Checks
-from .compiler import dotted, precompile, watch
+from .compiler import dotted_name, precompile, watch
 from .dtypes import poison, poison_empty
-from .install import clear, fallbacks, faults, install, installed, launches, uninstall, watch_fallbacks
+from .install import clear, fallbacks, faults, install, installation, launches, uninstall, watch_fallbacks
 from .pools import LivePools
 from .state import KernelError, KernelViolation, OrderDependence, OutOfBounds, PoisonLeak, ShadowMismatch, UnregisteredAddress
 
@@ -25,11 +25,11 @@ __all__ = [
     "ShadowMismatch",
     "UnregisteredAddress",
     "clear",
-    "dotted",
+    "dotted_name",
     "fallbacks",
     "faults",
     "install",
-    "installed",
+    "installation",
     "launches",
     "poison",
     "poison_empty",

@@ -118,7 +118,7 @@ def _lanes(inputs: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
     return tuple(np.moveaxis(x, axis, 0) for x in inputs)
 
 
-def _combined(combine: Callable[..., Any], left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+def _combine(combine: Callable[..., Any], left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
     result = combine(*left, *right)
     result = result if isinstance(result, tuple) else (result,)
     return tuple(convert(value, x.dtype) for value, x in zip(result, right, strict=True))
@@ -135,7 +135,7 @@ def reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: boo
     lanes = _lanes(inputs, where)
     result = tuple(x[0] for x in lanes)
     for i in range(1, lanes[0].shape[0]):
-        result = _combined(combine_fn, result, tuple(x[i] for x in lanes))
+        result = _combine(combine_fn, result, tuple(x[i] for x in lanes))
     if keep_dims:
         result = tuple(np.reshape(x, (1,) * rank) if axis is None else np.expand_dims(x, where) for x in result)
     return result if isinstance(input, tuple) else result[0]
@@ -151,7 +151,7 @@ def associative_scan(input: Any, axis: int, combine_fn: Callable[..., Any], reve
     running: tuple[Any, ...] | None = None
     for i in reversed(steps) if reverse else steps:
         here = tuple(x[i] for x in lanes)
-        running = here if running is None else _combined(combine_fn, running, here)
+        running = here if running is None else _combine(combine_fn, running, here)
         for output, value in zip(outputs, running, strict=True):
             output[i] = value
     result = tuple(np.moveaxis(x, 0, where) for x in outputs)
@@ -191,33 +191,33 @@ def dims(shape: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
 
 
-def _shaped(x: Any, change: Callable[[Any], Any]) -> Any:
+def _map_elements(x: Any, change: Callable[[Any], Any]) -> Any:
     if x.__class__ is Brain:
         return Brain(change(np.asarray(x.values)))
-    return x.reshaped(change(np.asarray(x.offsets))) if isinstance(x, POINTERS) else change(np.asarray(x))
+    return x.with_offsets(change(np.asarray(x.offsets))) if isinstance(x, POINTERS) else change(np.asarray(x))
 
 
 def _spread(shape: tuple[Any, ...]) -> tuple[int, ...]:
     return dims(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
 
 
-def _laned(v: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _lane_shape(v: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """shape with the value's own lane axis; a number is the same in all lanes."""
     return ((v.shape[:1] or (1,)) + shape) if STATE.lanes > 1 else shape
 
 
-def _widened(v: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast(v: Any, shape: tuple[int, ...]) -> Any:
     if STATE.lanes > 1 and v.ndim:
         v = v.reshape(v.shape[:1] + (1,) * (len(shape) + 1 - v.ndim) + v.shape[1:])
-    return np.broadcast_to(v, _laned(v, shape))
+    return np.broadcast_to(v, _lane_shape(v, shape))
 
 
 def reshape(x: Any, *shape: Any, can_reorder: Any = False) -> Any:
-    return _shaped(x, lambda v: v.reshape(_laned(v, _spread(shape))))
+    return _map_elements(x, lambda v: v.reshape(_lane_shape(v, _spread(shape))))
 
 
 def broadcast_to(x: Any, *shape: Any) -> Any:
-    return _shaped(x, lambda v: _widened(v, _spread(shape)))
+    return _map_elements(x, lambda v: _broadcast(v, _spread(shape)))
 
 
 def broadcast(input: Any, other: Any) -> Any:
@@ -226,12 +226,12 @@ def broadcast(input: Any, other: Any) -> Any:
 
 
 def expand_dims(x: Any, axis: Any) -> Any:
-    return _shaped(x, lambda v: np.expand_dims(v, axis + 1 if STATE.lanes > 1 and axis >= 0 else axis))
+    return _map_elements(x, lambda v: np.expand_dims(v, axis + 1 if STATE.lanes > 1 and axis >= 0 else axis))
 
 
 def trans(x: Any, *dims: Any) -> Any:
     """Axes in the order dims; reversed without dims (x.T)."""
-    return _shaped(x, lambda v: np.transpose(v, _order(v.ndim, dims)))
+    return _map_elements(x, lambda v: np.transpose(v, _order(v.ndim, dims)))
 
 
 def _order(rank: int, dims: tuple[Any, ...]) -> tuple[int, ...]:
@@ -241,7 +241,7 @@ def _order(rank: int, dims: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def ravel(x: Any, can_reorder: Any = False) -> Any:
-    return _shaped(x, lambda v: v.ravel())
+    return _map_elements(x, lambda v: v.ravel())
 
 
 def join(a: Any, b: Any) -> Any:

@@ -121,7 +121,7 @@ class Compiled:
 
     def runs_in_lanes(self) -> bool:
         """Whether groups of programs may run at once: nothing here or in its callees lacks lanes."""
-        return self.laned and all(compiled(device.fn).runs_in_lanes() for device in self.devices)
+        return self.laned and all(compile_kernel(device.fn).runs_in_lanes() for device in self.devices)
 
 
 class Device:
@@ -135,7 +135,7 @@ class Device:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.call is None:
-            self.call = compiled(self.fn).function
+            self.call = compile_kernel(self.fn).function
         return self.call(*args, **kwargs)
 
 
@@ -186,7 +186,7 @@ def adapt(value: Any) -> Any:
         return language.DTYPES[name]
     if getattr(value, "__module__", "").startswith("triton.language") and callable(value):
         if value.__name__ not in language.NAMES:
-            return _unsupported(value.__name__)
+            return _make_unsupported(value.__name__)
         return language.NAMES[value.__name__]
     try:
         return _HOST.get(value, value)
@@ -194,7 +194,7 @@ def adapt(value: Any) -> Any:
         return value
 
 
-def _unsupported(name: str) -> Callable[..., Any]:
+def _make_unsupported(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Unsupported(f"tl.{name}")
 
@@ -211,7 +211,7 @@ def watch(name: str, rewrite: Callable[[ast.AST], None], called: str, note: Call
     _watched[name] = rewrite, called, note
 
 
-def dotted(fn: Any) -> str:
+def dotted_name(fn: Any) -> str:
     """module.function, or module.outer.inner, of a Python function."""
     return f"{fn.__module__}.{fn.__qualname__}".replace(".<locals>", "")
 
@@ -255,7 +255,7 @@ def _compile(fn: Any) -> Compiled:
     constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
     Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), METHODS, constexprs).visit(definition)
     nodes = list(ast.walk(ast.fix_missing_locations(tree)))
-    noted = _watched.get(dotted(fn))
+    noted = _watched.get(dotted_name(fn))
     if noted is not None:
         noted[0](tree)
     used = {node.id for node in nodes if isinstance(node, ast.Name) and node.id in scope}
@@ -291,7 +291,7 @@ def _fresh(entry: Compiled) -> bool:
     return True
 
 
-def compiled(fn: Any) -> Compiled:
+def compile_kernel(fn: Any) -> Compiled:
     """The compiled form of a kernel's Python function; recompiled if a global it uses was replaced.  Unsupported if
     it cannot be."""
     entry = _cache.get(fn)
@@ -330,7 +330,7 @@ def precompile(targets: Iterable[Any]) -> dict[str, str]:
 
 
 def _warm(fn: Any) -> None:
-    for device in compiled(fn).devices:
+    for device in compile_kernel(fn).devices:
         if device.call is None:
-            device.call = compiled(device.fn).function
+            device.call = compile_kernel(device.fn).function
             _warm(device.fn)

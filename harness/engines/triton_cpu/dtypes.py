@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .lanes import aligned
+from .lanes import align
 from .state import STATE, Fill, Unsupported
 
 # Names alone; arithmetic on them is values.py's.
@@ -91,21 +91,21 @@ def noise(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     return rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
 
 
-def filled(shape: Any, value: Any, dtype: Any) -> Any:
+def fill_array(shape: Any, value: Any, dtype: Any) -> Any:
     """np.full without its overhead."""
     result = np.empty(shape, dtype)
     result.fill(value)
     return result
 
 
-def undefined(dtype: Any, shape: tuple[int, ...] | None) -> Any:
+def undefined_value(dtype: Any, shape: tuple[int, ...] | None) -> Any:
     """Fresh undefined value(s) of a dtype: scalar for shape None, else an array; what they hold is STATE.fill."""
     if isinstance(dtype, Opaque):
         dtype = np.dtype(f"u{dtype.itemsize}")
     if STATE.fill is Fill.ZERO:
         return dtype.type(0) if shape is None else np.zeros(shape, dtype)
     if STATE.fill is Fill.POISON:
-        return _POISON[dtype] if shape is None else filled(shape, _POISON[dtype], dtype)
+        return _POISON[dtype] if shape is None else fill_array(shape, _POISON[dtype], dtype)
     return noise(dtype, ())[()] if shape is None else noise(dtype, shape)
 
 
@@ -171,12 +171,12 @@ BF16 = Opaque("bfloat16", 2)
 _NAN = 0x7FA5  # as memory is marked of torch.empty
 
 
-def widened(bits: Any) -> Any:
+def to_float32(bits: Any) -> Any:
     """uint16 (or int16) bits to float32."""
     return (np.asarray(bits).view(U16).astype(np.uint32) << np.uint32(16)).view(F32)[()]
 
 
-def narrowed(values: Any) -> Any:
+def to_bfloat16(values: Any) -> Any:
     """float32 to the uint16 bits of the nearest bfloat16, ties to even; a NaN stays one."""
     bits = np.ascontiguousarray(values, F32).reshape(np.shape(values)).view(np.uint32)
     kept = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -211,7 +211,7 @@ class Brain:
 
 def brain(values: Any) -> Brain:
     """float32 (or a number) rounded."""
-    return Brain(widened(narrowed(values)))
+    return Brain(to_float32(to_bfloat16(values)))
 
 
 def _binary(op: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Brain, Any], Any]:
@@ -227,7 +227,7 @@ def _binary(op: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Brain, An
             narrow = False
         else:
             return NotImplemented
-        left, right = aligned(left, right)
+        left, right = align(left, right)
         result = op(right, left) if swapped else op(left, right)
         return brain(result) if narrow and op is not operator.truediv else result
 
@@ -252,12 +252,12 @@ def cast(value: Any, dtype: Any, bitcast: bool) -> Any:
         if bitcast:
             if dtype not in (I16, U16):
                 raise Unsupported(f"bits of bfloat16 as {dtype}")
-            return np.asarray(narrowed(value.values)).view(dtype)[()]
+            return np.asarray(to_bfloat16(value.values)).view(dtype)[()]
         return value.values.astype(dtype) if dtype != F32 else value.values
     if dtype != BF16:
         return None
     if bitcast:
-        return Brain(widened(value))
+        return Brain(to_float32(value))
     if getattr(value, "dtype", F32) == F64:
         raise Unsupported("float64 to bfloat16")  # through float32 it would be rounded twice
     return brain(value)
@@ -266,5 +266,5 @@ def cast(value: Any, dtype: Any, bitcast: bool) -> Any:
 def undefined_bits(shape: tuple[int, ...]) -> Any:
     """What undefined elements hold: the poison of their type."""
     if STATE.fill is Fill.NOISE:
-        return narrowed(undefined(F32, shape))
+        return to_bfloat16(undefined_value(F32, shape))
     return np.full(shape, _NAN if STATE.fill is Fill.POISON else 0, U16)[()]

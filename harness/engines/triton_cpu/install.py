@@ -13,7 +13,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from .checks import Checks, execute
-from .compiler import compiled
+from .compiler import compile_kernel
 from .launch import bind
 from .pools import LivePools
 from .state import KernelError, KernelViolation, Unshadowed, Unsupported
@@ -95,7 +95,7 @@ def install(checks: Checks | None = None, pools: LivePools | None = None) -> Non
         number, here.launches = here.launches, here.launches + 1
         hooked = False
         try:
-            kernel = compiled(self.fn)
+            kernel = compile_kernel(self.fn)
             for hook in self.pre_run_hooks:
                 hook(*args, **kwargs)
                 hooked = True
@@ -133,7 +133,7 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed(checks: Checks | None = None, pools: LivePools | None = None) -> Iterator[None]:
+def installation(checks: Checks | None = None, pools: LivePools | None = None) -> Iterator[None]:
     """install() for the length of a block.  Not re-entrant: it ends uninstalled."""
     install(checks, pools)
     try:

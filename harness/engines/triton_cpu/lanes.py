@@ -1,7 +1,7 @@
 """Running several programs of one grid at once: every array carries a first axis of lanes, one lane per program (or
 of length 1 where all programs have the same), so that one numpy call does the work of all, each program's block in one
 piece.  Control flow must agree between the lanes; where it does not, Diverged sends the programs back to smaller
-groups.  launch.py groups programs; what makes or folds blocks asks `extra()`, what combines them `aligned()`.
+groups.  launch.py groups programs; what makes or folds blocks asks `extra()`, what combines them `align()`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def extra() -> tuple[int, ...]:
     return (1,) if STATE.lanes > 1 else ()
 
 
-def aligned(*values: Any) -> tuple[Any, ...]:
+def align(*values: Any) -> tuple[Any, ...]:
     """The values ready for numpy to broadcast: axes that a smaller rank lacks come after its lane axis, not before."""
     if STATE.lanes == 1:
         return values

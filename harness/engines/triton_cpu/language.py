@@ -14,8 +14,8 @@ import numpy as np
 
 from . import blocks, dtypes, memory
 from .blocks import POINTERS, dims
-from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType, filled
-from .lanes import aligned, extra, trip_range
+from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType, fill_array
+from .lanes import align, extra, trip_range
 from .memory import advance, make_block_ptr
 from .pools import from_address
 from .state import STATE, Unsupported
@@ -68,7 +68,7 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Any:
         return _cast_value(full(shape, value, F32), dtype)
     value = typed(value)
     dtype = value.dtype if dtype is None else dtype
-    return filled(_new_shape(shape), convert(value, dtype), dtype)[()]
+    return fill_array(_new_shape(shape), convert(value, dtype), dtype)[()]
 
 
 def zeros(shape: Any, dtype: Any) -> Any:
@@ -101,14 +101,14 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         return chosen if np.shape(chosen) == shape else np.broadcast_to(chosen, shape)
     if condition.dtype is not BOOL:
         condition = condition != 0
-    condition, x, y = aligned(condition, convert(x, dtype), convert(y, dtype))
+    condition, x, y = align(condition, convert(x, dtype), convert(y, dtype))
     if (
         x.__class__ is ndarray
         and x.size >= _LARGE
         and (y.__class__ is not ndarray or y.shape == x.shape)
         and (condition.shape == x.shape or np.broadcast(condition, x).shape == x.shape)
     ):
-        result = filled(x.shape, y, dtype) if y.__class__ is not ndarray else y.copy()
+        result = fill_array(x.shape, y, dtype) if y.__class__ is not ndarray else y.copy()
         np.copyto(result, x, where=condition)
         return result
     return np.where(condition, x, y)
@@ -127,7 +127,7 @@ def _is_weak(value: Any) -> bool:
 def _pair(floats: Any, integers: Any) -> Callable[..., Any]:
     def choose(x: Any, y: Any, propagate_nan: Any = None) -> Any:
         dtype = common_dtype(x, y)
-        return (floats if dtype.kind == "f" else integers)(*aligned(convert(x, dtype), convert(y, dtype)))
+        return (floats if dtype.kind == "f" else integers)(*align(convert(x, dtype), convert(y, dtype)))
 
     return choose
 
@@ -180,7 +180,7 @@ def abs(x: Any) -> Any:
 
 def fma(x: Any, y: Any, z: Any) -> Any:
     """x * y + z rounded once (through float64, whose second rounding shows in one result of some 2**29)."""
-    x, y, z = aligned(x, y, z)
+    x, y, z = align(x, y, z)
     dtype = common_dtype(common_dtype(x, y).type(0), z)
     if dtype == F64:
         raise Unsupported("fma of float64")
@@ -191,14 +191,14 @@ def umulhi(x: Any, y: Any) -> Any:
     dtype = common_dtype(x, y)
     if dtype.itemsize != 4:
         raise Unsupported("umulhi of other than 32 bits")
-    x, y = aligned(convert(x, U32), convert(y, U32))
+    x, y = align(convert(x, U32), convert(y, U32))
     wide = convert(x, U64) * convert(y, U64)
     return convert(wide >> np.uint64(32), dtype)
 
 
 def div_rn(x: Any, y: Any) -> Any:
     dtype = common_dtype(x, y, True)
-    return np.divide(*aligned(convert(x, dtype), convert(y, dtype)))
+    return np.divide(*align(convert(x, dtype), convert(y, dtype)))
 
 
 def fdiv(x: Any, y: Any, ieee_rounding: Any = False) -> Any:

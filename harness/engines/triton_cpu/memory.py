@@ -10,8 +10,21 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .dtypes import BF16, BOOL, I64, U16, Brain, Opaque, PointerType, filled, narrowed, undefined, undefined_bits, widened
-from .lanes import aligned, extra
+from .dtypes import (
+    BF16,
+    BOOL,
+    I64,
+    U16,
+    Brain,
+    Opaque,
+    PointerType,
+    fill_array,
+    to_bfloat16,
+    to_float32,
+    undefined_bits,
+    undefined_value,
+)
+from .lanes import align, extra
 from .state import STATE, OutOfBounds, Store, Unsupported, where
 from .values import convert, ndarray
 
@@ -37,7 +50,7 @@ class BlockPointer:
     def plain(self, boundary_check: Any) -> tuple[Any, Any]:
         """Pointers of the block's shape, and which of them lie inside the tensor in the checked dimensions; None: all."""
         checked = boundary_check if isinstance(boundary_check, (tuple, list)) else (boundary_check,)
-        places: Any = _lifted(self.base.offsets, len(self.block))
+        places: Any = _lift(self.base.offsets, len(self.block))
         inside: Any = None
         for axis, (size, stride, offset, length) in enumerate(
             zip(self.block, self.strides, self.offsets, self.shape, strict=True)
@@ -45,21 +58,21 @@ class BlockPointer:
             ones = [1] * len(self.block)
             ones[axis] = size
             index = np.arange(size, dtype=I64).reshape((*extra(), *ones))
-            index = index + _lifted(offset, len(self.block))
-            step = index * _lifted(stride, len(self.block))
+            index = index + _lift(offset, len(self.block))
+            step = index * _lift(stride, len(self.block))
             places = step if places is None else places + step
             if axis in checked:
-                here = (index >= 0) & (index < _lifted(length, len(self.block)))
+                here = (index >= 0) & (index < _lift(length, len(self.block)))
                 inside = here if inside is None else inside & here
-        return self.base.reshaped(places), inside
+        return self.base.with_offsets(places), inside
 
-    def advanced(self, by: Any) -> BlockPointer:
+    def advance(self, by: Any) -> BlockPointer:
         """tl.advance."""
         offsets = [sum64(offset, step) for offset, step in zip(self.offsets, by, strict=True)]
         return BlockPointer(self.base, self.shape, self.strides, offsets, self.block, self.order)
 
 
-def _lifted(value: Any, rank: int) -> Any:
+def _lift(value: Any, rank: int) -> Any:
     """A number as int64; one of each lane with as many more axes, so that a block broadcasts with it."""
     if value is None:
         return None
@@ -71,7 +84,7 @@ def _lifted(value: Any, rank: int) -> Any:
 def sum64(x: Any, y: Any) -> Any:
     """x + y as int64: a kernel's own offsets are int32 and may go past it."""
     wide = [value.astype(I64) if isinstance(value, np.ndarray) else int(value) for value in (x, y)]
-    first, second = aligned(*wide)
+    first, second = align(*wide)
     return first + second
 
 
@@ -80,7 +93,7 @@ def make_block_ptr(base: Any, shape: Any, strides: Any, offsets: Any, block_shap
 
 
 def advance(base: BlockPointer, offsets: Any) -> BlockPointer:
-    return base.advanced(offsets)
+    return base.advance(offsets)
 
 
 _lowest = np.minimum.reduce
@@ -135,7 +148,7 @@ class Pointer:
             offsets = self.offsets
             if offsets is not None:
                 if offsets.ndim != other.ndim:
-                    offsets, other = aligned(offsets, other)
+                    offsets, other = align(offsets, other)
                 other = offsets + other
             return Pointer(self.memory, self.base, other)
         return Pointer(self.memory, self.base + other.__index__(), self.offsets)
@@ -159,7 +172,7 @@ class Pointer:
     def shape(self) -> Any:
         return () if self.offsets is None else self.offsets.shape
 
-    def reshaped(self, offsets: Any) -> Pointer:
+    def with_offsets(self, offsets: Any) -> Pointer:
         return Pointer(self.memory, self.base, offsets)
 
     def cast(self, element: Any) -> Pointer:
@@ -222,12 +235,12 @@ def _load_one(memory: Memory, at: int) -> Any:
 def _same_shape(a: Any, b: Any) -> tuple[Any, Any]:
     """Two arrays, each repeated to the shape of both."""
     if a.ndim != b.ndim:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
     shape = np.broadcast(a, b).shape
-    return _repeated(a, shape), _repeated(b, shape)
+    return _broadcast_copy(a, shape), _broadcast_copy(b, shape)
 
 
-def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast_copy(x: Any, shape: tuple[int, ...]) -> Any:
     """np.broadcast_to, as a copy: its users flatten it, which would copy too."""
     if x.shape == shape:
         return x
@@ -236,7 +249,7 @@ def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
     return result
 
 
-def _checked(mask: Any) -> Any:
+def _as_bool(mask: Any) -> Any:
     """mask as bool values (any integer is true where not zero)."""
     return mask if mask.__class__ is not ndarray or mask.dtype is BOOL else mask != 0
 
@@ -262,11 +275,11 @@ def load(
     memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
     if memory.dtype.__class__ is Opaque:
         return _load_brain(pointer, mask, other)
-    mask = _checked(mask)
+    mask = _as_bool(mask)
     if offsets is None and mask.__class__ is not ndarray:
         if mask is None or mask:
             return _load_one(memory, base)
-        return undefined(memory.dtype, None) if other is None else convert(other, memory.dtype)
+        return undefined_value(memory.dtype, None) if other is None else convert(other, memory.dtype)
     if mask is None:
         return _gather(memory, base, offsets)
     if offsets is None:
@@ -279,12 +292,12 @@ def load(
     if active == mask.size:
         return _gather(memory, base, offsets)
     if other is None:
-        result = undefined(memory.dtype, mask.shape)
+        result = undefined_value(memory.dtype, mask.shape)
     elif isinstance(other, ndarray):
         result = np.empty(mask.shape, memory.dtype)
-        result[...] = aligned(mask, other)[1]
+        result[...] = align(mask, other)[1]
     else:
-        result = filled(mask.shape, other, memory.dtype)
+        result = fill_array(mask.shape, other, memory.dtype)
     if active:
         lanes = mask.ravel().nonzero()[0]
         result.ravel()[lanes] = _gather(memory, base, offsets.ravel().take(lanes))
@@ -300,20 +313,20 @@ def _bits(memory: Memory, verb: str) -> Memory:
 
 def _value_bits(value: Any) -> Any:
     if value.__class__ is Brain:
-        return narrowed(value.values)
+        return to_bfloat16(value.values)
     if getattr(value, "dtype", None) == np.float64:
         raise Unsupported("float64 to bfloat16")
-    return narrowed(value)
+    return to_bfloat16(value)
 
 
 def _load_brain(pointer: Pointer, mask: Any, other: Any) -> Brain:
     """The same of bfloat16: its bits are loaded."""
     bits = Pointer(_bits(pointer.memory, "load"), pointer.base, pointer.offsets)
     if mask is None:
-        return Brain(widened(load(bits)))
+        return Brain(to_float32(load(bits)))
     shape = np.broadcast_shapes(np.shape(pointer.offsets) if pointer.offsets is not None else (), np.shape(mask))
     fallback = undefined_bits(shape) if other is None else _value_bits(other)
-    return Brain(widened(load(bits, mask, fallback)))
+    return Brain(to_float32(load(bits, mask, fallback)))
 
 
 def _note_writer(memory: Memory, offsets: Any) -> None:
@@ -364,7 +377,7 @@ def store(
         return
     if value.__class__ is Brain:
         value = value.values
-    mask = _checked(mask)
+    mask = _as_bool(mask)
     if mask is not None and mask.__class__ is not ndarray:
         if not mask:
             return
@@ -419,7 +432,7 @@ def _atomic(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         active = np.ones(offsets.shape, BOOL) if mask is None else np.broadcast_to(mask, offsets.shape)
         values = np.broadcast_to(val, offsets.shape)
         element = pointer.dtype.element_ty
-        old = undefined(element, offsets.shape)
+        old = undefined_value(element, offsets.shape)
         for lane in zip(*active.nonzero(), strict=True):
             here = pointer[lane]
             old[lane] = found = load(here)

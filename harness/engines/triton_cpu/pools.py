@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .dtypes import I64, Opaque, PointerType
-from .lanes import aligned
+from .lanes import align
 from .memory import Memory, Pointer
 from .state import STATE, UnregisteredAddress, Unsupported, where
 from .values import ndarray
@@ -60,7 +60,7 @@ class RawPointer:
 
     def __add__(self, other: Any) -> RawPointer:
         wide = other.astype(I64) if isinstance(other, (ndarray, np.generic)) else other
-        offsets, wide = aligned(self.offsets, wide)
+        offsets, wide = align(self.offsets, wide)
         return RawPointer(self.address, self.element, offsets + wide)
 
     __radd__ = __add__
@@ -76,7 +76,7 @@ class RawPointer:
     def shape(self) -> Any:
         return np.shape(self.offsets)
 
-    def reshaped(self, offsets: Any) -> RawPointer:
+    def with_offsets(self, offsets: Any) -> RawPointer:
         return RawPointer(self.address, self.element, offsets)
 
     def cast(self, element: Any) -> RawPointer:
@@ -94,7 +94,7 @@ class RawPointer:
             return Pointer(Memory("raw", np.empty(0, np.uint8), np.dtype(np.uint8), 0).view(self.element), base, offsets)
         pools: LivePools | None = STATE.pools
         if pools is None:
-            return self._unchecked(mask, offsets, base)
+            return self._unchecked_window(mask, offsets, base)
         found = pools.find(self.address)
         if found is None:
             raise UnregisteredAddress(f"address {self.address:#x} lies in no live pool", **where())
@@ -105,12 +105,12 @@ class RawPointer:
             raise Unsupported("raw address that is not aligned to its element within its pool")
         return Pointer(memory.view(self.element), base + (self.address - start) // self.element.itemsize, offsets)
 
-    def _unchecked(self, mask: Any, offsets: Any, base: int) -> Pointer:
+    def _unchecked_window(self, mask: Any, offsets: Any, base: int) -> Pointer:
         """No registry: a window over exactly the active lanes, so that nothing is refused."""
         held = np.dtype(f"u{self.element.itemsize}") if isinstance(self.element, Opaque) else self.element
         low = high = base
         if offsets is not None:
-            offsets, mask = aligned(offsets, mask)
+            offsets, mask = align(offsets, mask)
             lanes = offsets if mask is None else offsets[np.broadcast_to(mask, offsets.shape)]
             low, high = int(lanes.min()), int(lanes.max())
         count = (high - low + 1) * held.itemsize

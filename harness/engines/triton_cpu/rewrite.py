@@ -81,28 +81,28 @@ class Rewriter(ast.NodeTransformer):
             return node.id in self.constexprs
         return isinstance(node, _STATIC) and all(map(self._static, ast.iter_child_nodes(node)))
 
-    def _tested(self, test: ast.expr) -> ast.expr:
+    def _rewrite_test(self, test: ast.expr) -> ast.expr:
         """A condition, each operand of its and/or/not asked for its truth."""
         if self._static(test):
             return test
         if isinstance(test, ast.BoolOp):
-            return ast.copy_location(ast.BoolOp(test.op, [self._tested(v) for v in test.values]), test)
+            return ast.copy_location(ast.BoolOp(test.op, [self._rewrite_test(v) for v in test.values]), test)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return ast.copy_location(ast.UnaryOp(test.op, self._tested(test.operand)), test)
+            return ast.copy_location(ast.UnaryOp(test.op, self._rewrite_test(test.operand)), test)
         identity = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
         static = isinstance(test, ast.Compare) and all(isinstance(op, identity) for op in test.ops)
         return test if static else ast.copy_location(self.call("truth", test), test)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        node.test = self._tested(node.test)
+        node.test = self._rewrite_test(node.test)
         return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        node.test = self._tested(node.test)
+        node.test = self._rewrite_test(node.test)
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        node.test = self._tested(node.test)
+        node.test = self._rewrite_test(node.test)
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -153,21 +153,21 @@ class Rewriter(ast.NodeTransformer):
         assert result is not None
         return ast.copy_location(result, node)
 
-    def _assigned(self, value: ast.expr) -> ast.expr:
+    def _rewrite_value(self, value: ast.expr) -> ast.expr:
         if isinstance(value, ast.Tuple):
-            return ast.copy_location(ast.Tuple([self._assigned(item) for item in value.elts], value.ctx), value)
+            return ast.copy_location(ast.Tuple([self._rewrite_value(item) for item in value.elts], value.ctx), value)
         known = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _TYPED_CALLS
         return self.visit(value) if known else self.call("typed", self.visit(value))
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        node.value = self._assigned(node.value)
+        node.value = self._rewrite_value(node.value)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is None:
             return ast.copy_location(ast.Pass(), node)
         constexpr = "constexpr" in ast.unparse(node.annotation)
-        value = self.visit(node.value) if constexpr else self._assigned(node.value)
+        value = self.visit(node.value) if constexpr else self._rewrite_value(node.value)
         return ast.copy_location(ast.Assign([node.target], value), node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:

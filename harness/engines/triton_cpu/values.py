@@ -14,7 +14,7 @@ import numpy as np
 
 from . import dtypes
 from .dtypes import BOOL, F16, F32, F64, I8, I32, I64, U32, U64, Opaque
-from .lanes import aligned
+from .lanes import align
 from .state import Unsupported
 
 ndarray = np.ndarray
@@ -124,7 +124,7 @@ _ARITHMETIC = (operator.add, operator.sub, operator.mul)
 _SUSPECT = frozenset(np.dtype(t).type for t in "?bhBHIQde")
 
 
-def _settled(op: Callable[[Any, Any], Any], a: Any, b: Any, result: Any) -> Any:
+def _to_triton_type(op: Callable[[Any, Any], Any], a: Any, b: Any, result: Any) -> Any:
     """result of op(a, b), in Triton's type."""
     cls = result.__class__
     if cls is ndarray:
@@ -142,7 +142,7 @@ def _settled(op: Callable[[Any, Any], Any], a: Any, b: Any, result: Any) -> Any:
 
 def add(a: Any, b: Any) -> Any:
     if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
     result = a + b
     cls = result.__class__
     if cls is ndarray:
@@ -151,14 +151,14 @@ def add(a: Any, b: Any) -> Any:
             return result
     elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
-    return _settled(operator.add, a, b, result)
+    return _to_triton_type(operator.add, a, b, result)
 
 
 def sub(a: Any, b: Any) -> Any:
     if getattr(a, "dtype", None) is BOOL and getattr(b, "dtype", None) is BOOL:  # numpy refuses bool - bool
         return _repair(operator.sub, a, b, None)
     if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
     result = a - b
     cls = result.__class__
     if cls is ndarray:
@@ -167,12 +167,12 @@ def sub(a: Any, b: Any) -> Any:
             return result
     elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
-    return _settled(operator.sub, a, b, result)
+    return _to_triton_type(operator.sub, a, b, result)
 
 
 def mul(a: Any, b: Any) -> Any:
     if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
     result = a * b
     cls = result.__class__
     if cls is ndarray:
@@ -181,12 +181,12 @@ def mul(a: Any, b: Any) -> Any:
             return result
     elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
-    return _settled(operator.mul, a, b, result)
+    return _to_triton_type(operator.mul, a, b, result)
 
 
 def and_(a: Any, b: Any) -> Any:
     if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
     try:
         result = a & b
     except TypeError:
@@ -194,7 +194,7 @@ def and_(a: Any, b: Any) -> Any:
     cls = result.__class__
     if cls is bool_ or (cls is ndarray and result.dtype is BOOL):
         return result
-    return _settled(operator.and_, a, b, result)
+    return _to_triton_type(operator.and_, a, b, result)
 
 
 def _of_two_kinds(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -204,12 +204,12 @@ def _of_two_kinds(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 def _bitwise(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def apply(a: Any, b: Any) -> Any:
-        a, b = aligned(a, b)
+        a, b = align(a, b)
         try:
             result = op(a, b)
         except TypeError:
             return _of_two_kinds(op, a, b)
-        return _settled(op, a, b, result)
+        return _to_triton_type(op, a, b, result)
 
     return apply
 
@@ -229,7 +229,7 @@ def _comparison(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return op(a, b)
         a, b = dtypes.wide(a), dtypes.wide(b)
         if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
-            a, b = aligned(a, b)
+            a, b = align(a, b)
         da, db = getattr(a, "dtype", None), getattr(b, "dtype", None)
         if da is db or da is None or db is None or getattr(da, "kind", "") == getattr(db, "kind", ""):
             return op(a, b)
@@ -250,7 +250,7 @@ def floordiv(a: Any, b: Any) -> Any:
     want = common_dtype(a, b, True)
     if want.kind == "f":
         raise TypeError("// needs integers")
-    a, b = aligned(convert(a, want), convert(b, want))
+    a, b = align(convert(a, want), convert(b, want))
     quotient = a // b
     if want.kind == "u":
         return quotient
@@ -267,7 +267,7 @@ def mod(a: Any, b: Any) -> Any:
     if both_python(a, b):
         return a % b
     want = common_dtype(a, b, True)
-    return np.fmod(*aligned(convert(a, want), convert(b, want)))
+    return np.fmod(*align(convert(a, want), convert(b, want)))
 
 
 def truediv(a: Any, b: Any) -> Any:
@@ -278,7 +278,7 @@ def truediv(a: Any, b: Any) -> Any:
     want = common_dtype(a, b, True)
     if want.kind != "f":
         want = F32
-    return np.divide(*aligned(convert(a, want), convert(b, want)))
+    return np.divide(*align(convert(a, want), convert(b, want)))
 
 
 def invert(a: Any) -> Any:

@@ -28,7 +28,7 @@ _KNOBS = {
 }
 
 
-def adapted(draw: st.DrawFn, case: Case) -> Case:
+def with_adaptive_steps(draw: st.DrawFn, case: Case) -> Case:
     """The case with a choice of its own; now and then, and when shrinking can have it, with none."""
     there = draw(st.integers(0, 15)) > 0
     few = st.integers(1, 2 ** len(STEPS) - 1).map(lambda bits: tuple(steps for steps in STEPS if bits >> steps & 1))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import fields, replace
 
 from eagletwin.harness.core.case import Case, Event, Request, Sampling, SGLangSettings
-from eagletwin.reference.sizes import reserved
+from eagletwin.reference.sizes import reserved_slots
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -209,7 +209,7 @@ def _of_kind(name: str, kind: bool, more: dict[str, Any]) -> dict[str, Any]:
 
 def round_slots(case: Case) -> int:
     """Slots that SGLang sets aside for one round of a request, before its tree is known."""
-    return reserved(case.topk, case.most_steps, case.page_size, case.most_nodes)
+    return reserved_slots(case.topk, case.most_steps, case.page_size, case.most_nodes)
 
 
 def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Event, expanded
+from eagletwin.harness.core.case import Case, Event, expand_samples
 
 from .dimension import Dimension, Has, Refusal, st, with_events
 
@@ -19,7 +19,7 @@ _MOST_RETRIED = 8  # requests of a case, with those that come again
 
 def _draw(draw: st.DrawFn, case: Case, admits: Has) -> Case:
     """With some of its requests aborted inside a step, and some of these asked for once more."""
-    for request in (sent for sent in expanded(case).requests if sent.max_new_tokens):
+    for request in (sent for sent in expand_samples(case).requests if sent.max_new_tokens):
         step, again, later = draw(st.tuples(st.sampled_from(STEPS), st.integers(0, 3), st.integers(0, 6)))
         if not step:
             continue
@@ -46,14 +46,14 @@ def _refusals(case: Case) -> Iterator[Refusal]:
         yield "events are not in the order of `at`", "sort them"
     paused = False
     for number, event in enumerate(case.events):
-        yield from ((f"events[{number}]{cause}", remedy) for cause, remedy in _refused(case, event))
+        yield from ((f"events[{number}]{cause}", remedy) for cause, remedy in _refuse_event(case, event))
         if event.kind in ("pause", "resume"):
             if paused == (event.kind == "pause"):
                 yield f"events[{number}]: {event.kind}, and the scheduler is {'' if paused else 'not '}paused", "remove it"
             paused = not paused
 
 
-def _refused(case: Case, event: Event) -> Iterator[Refusal]:
+def _refuse_event(case: Case, event: Event) -> Iterator[Refusal]:
     ids = [request.id for request in case.requests]
     if (event.kind == "close") != bool(event.session):
         yield ": only a close names a session, and it must", "set or remove `session`"

@@ -11,7 +11,7 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Request, processed
+from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Request, processor_bias
 from eagletwin.harness.core.grammar import aborted_unread, rules_of, writes
 from eagletwin.reference.grammar import left_recursive, reaching
 
@@ -95,7 +95,7 @@ def _settle(case: Case, request: Request, vocabulary: int) -> Request:
     needed = writes(request.grammar)
     for further in range(SEEDS):
         processor = replace(own, seed=(own.seed + further) % SEEDS)
-        more = processed(processor, vocabulary)
+        more = processor_bias(processor, vocabulary)
         if all(isfinite(more[token]) for token in needed):
             return replace(request, processor=processor)
     raise ValueError(f"each of {SEEDS} processors forbids one of the tokens {needed}")

@@ -16,12 +16,12 @@ from .dimension import Dimension, Refusal, with_requests
 def _with(model: str) -> Callable[[Case], Iterator[Case]]:
     """Another recipe; tokens that it does not have become others."""
 
-    def known(request: Request) -> Request:
+    def restrict_tokens(request: Request) -> Request:
         size = RECIPES[model].target.vocab_size
         prompt = tuple(token % size for token in request.prompt)
         return replace(request, prompt=prompt, stop=tuple(token for token in request.stop if token < size))
 
-    return lambda case: iter([replace(with_requests(case, known), model=model)])
+    return lambda case: iter([replace(with_requests(case, restrict_tokens), model=model)])
 
 
 def _of_llama(recipe: Recipe) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, expanded
+from eagletwin.harness.core.case import Case, expand_samples
 from eagletwin.harness.families import RECIPES
 
 from .dimension import Dimension, Refusal, of_settings
@@ -53,7 +53,7 @@ def _page_refusals(case: Case) -> Iterator[Refusal]:
 
 def _tokens(case: Case) -> int:
     """All that could ever be prefilled at once, in whole pages: prompts, and what a retracted request had emitted."""
-    total = sum(len(request.prompt) + request.max_new_tokens for request in expanded(case).requests)
+    total = sum(len(request.prompt) + request.max_new_tokens for request in expand_samples(case).requests)
     return -(-total // case.page_size) * case.page_size
 
 

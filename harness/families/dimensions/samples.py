@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import LONGEST, MOST_LETTERS, MOST_REQUESTS, Case, expanded, several
+from eagletwin.harness.core.case import LONGEST, MOST_LETTERS, MOST_REQUESTS, Case, expand_samples, several
 
 from .dimension import Has, Refusal, of_requests, st, with_events, with_requests
 
@@ -41,7 +41,7 @@ def _refusals(case: Case) -> Iterator[Refusal]:
             )
         if len(request.id) + len(LONGEST) >= MOST_LETTERS:
             yield f"{where}: no room in the id for the number of a sample", "shorten the id"
-    if (count := len(expanded(case).requests)) > MOST_REQUESTS:
+    if (count := len(expand_samples(case).requests)) > MOST_REQUESTS:
         yield (
             f"the scheduler would be sent {count} requests, n and one more for each with several samples",
             f"lower n; {MOST_REQUESTS} are the most",

@@ -26,14 +26,14 @@ def _draw(draw: st.DrawFn, case: Case, admits: Has) -> Case:
     """The case with sessions; as it is, where SGLang has none for it."""
     vocabulary = RECIPES[case.model].target.vocab_size
 
-    def first_admitted(one: Case, other: Case) -> Case:
+    def pick_admitted(one: Case, other: Case) -> Case:
         return one if admits(one) else other
 
     for request in case.requests:
         if session := draw(st.sampled_from(_SESSIONS)):
             own = replace(request, session=session)
             changed = with_requests(case, lambda one: own if one.id == own.id else one)  # noqa: B023
-            case = first_admitted(changed, case)
+            case = pick_admitted(changed, case)
     for session in _SESSIONS[2:]:
         for turn in range(draw(st.integers(0, 3))):
             own_tokens, answer, seed, later = draw(
@@ -48,11 +48,11 @@ def _draw(draw: st.DrawFn, case: Case, admits: Has) -> Case:
                 sampling=case.requests[0].sampling,
             )
             if session in case.sessions and len(case.requests) < _MOST:
-                case = first_admitted(replace(case, requests=(*case.requests, more)), case)
+                case = pick_admitted(replace(case, requests=(*case.requests, more)), case)
         closes, at = draw(st.tuples(st.integers(0, 2), st.integers(0, 30)))
         if closes == 2:
             events = sorted((*case.events, Event(at=at, kind="close", session=session)), key=lambda event: event.at)
-            case = first_admitted(replace(case, events=tuple(events)), case)
+            case = pick_admitted(replace(case, events=tuple(events)), case)
     return case
 
 
@@ -120,7 +120,7 @@ def _without_room(case: Case) -> Iterator[Refusal]:
         )
 
 
-def _happened(name: str, sentence: str) -> tuple[str, Any]:
+def _session_label(name: str, sentence: str) -> tuple[str, Any]:
     return sentence, lambda run: name in run.sessions
 
 
@@ -147,5 +147,5 @@ DIMENSION = of_requests(
     kinds={"session_with_adapter": lambda case: bool(case.sessions) and bool(case.adapters)},
     modes={"pp": "not driven"},
     argument="enable_streaming_session",
-    happened={name: _happened(name, sentence) for name, sentence in _SENTENCES.items()},
+    happened={name: _session_label(name, sentence) for name, sentence in _SENTENCES.items()},
 )

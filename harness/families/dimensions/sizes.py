@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from eagletwin.harness.core.case import Case, expanded
+from eagletwin.harness.core.case import Case, expand_samples
 from eagletwin.harness.families import RECIPES, family_of
 
 from .dimension import Refusal, of_settings, round_slots, with_settings
@@ -10,7 +10,7 @@ from .dimension import Refusal, of_settings, round_slots, with_settings
 
 def _room(case: Case) -> int:
     """Slots with which no request ever waits for another's: what SGLang sets aside for each, in whole pages."""
-    requests, beside = expanded(case).requests, 2 * round_slots(case) + 2 * case.page_size
+    requests, beside = expand_samples(case).requests, 2 * round_slots(case) + 2 * case.page_size
     total = sum(len(request.prompt) + request.max_new_tokens + beside for request in requests)
     return -(-max(total, 64) // case.page_size) * case.page_size
 
@@ -27,9 +27,9 @@ UPDATES = of_settings("update_weights", "weight update", key="updates", modes={"
 BATCH = of_settings(
     "max_running_requests",
     "batch limit",
-    has=lambda case: case.engine.sglang.max_running_requests < len(expanded(case).requests),
+    has=lambda case: case.engine.sglang.max_running_requests < len(expand_samples(case).requests),
     plain="as many as there are requests",
-    without=lambda case: iter([with_settings(case, max_running_requests=len(expanded(case).requests))]),
+    without=lambda case: iter([with_settings(case, max_running_requests=len(expand_samples(case).requests))]),
 )
 CONTEXT = of_settings("context_length", "short context", key="context-end", kind=True, plain="the recipe's")
 POOL = of_settings(

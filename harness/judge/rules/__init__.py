@@ -115,15 +115,15 @@ def sentence_of(name: str, layers: bool, plain: bool) -> Sentence:
 def rules_off(names: list[str] | None) -> frozenset[str]:
     """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
     known = [name for name in catalogue() if not name.startswith(("engine.", "kernel."))] if names else []
-    return frozenset(_named(name, known, "a rule that can be switched off") for name in names or ())
+    return frozenset(_check_name(name, known, "a rule that can be switched off") for name in names or ())
 
 
-def rule_named(name: str) -> str:
+def find_rule(name: str) -> str:
     """A rule by its name. Raises InputError."""
-    return _named(name, list(catalogue()), "a rule")
+    return _check_name(name, list(catalogue()), "a rule")
 
 
-def _named(name: str, known: list[str], what: str) -> str:
+def _check_name(name: str, known: list[str], what: str) -> str:
     if name not in known:
         remedy = nearest(name, known, "docs/reference/rules.md")
         raise InputError(f"{name!r} is not {what}", consequence="nothing was run", remedy=remedy)

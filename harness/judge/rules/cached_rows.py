@@ -43,7 +43,7 @@ def carry(
             target.pop(slot, None)
 
 
-def restored(trace: Trace) -> dict[tuple[str, int], int | None]:
+def restored_rows(trace: Trace) -> dict[tuple[str, int], int | None]:
     """(request, iteration) -> how many of its rows came back from the host. None: so did rows that layers with a window lacked,
     and SGLang counts all rows as the host's that were of no use without those, where they are on the device, too."""
     found: dict[tuple[str, int], int | None] = {}
@@ -97,7 +97,7 @@ class CacheRows(Rules):
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
 
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def note_finished(self, number: int, record: Record) -> None:
         self._emitted[record.request] = len(self._trace.integers(number, "tokens"))
 
     @stages("cached")
@@ -116,12 +116,12 @@ class CacheRows(Rules):
         return max(0, min(known - 1, known if asked is None else asked) - self._ahead)
 
     @stages("copy")
-    def copied(self, number: int, record: Record) -> None:
+    def note_copied(self, number: int, record: Record) -> None:
         """Rows went to the host, or came back."""
         carry(pairs_of(self._trace, number), bool(record.numbers["restore"]), self._committed, self._on_host)
 
     @stages("prefill", "extend")
-    def committed(self, number: int, record: Record) -> None:
+    def note_committed(self, number: int, record: Record) -> None:
         """A prefill or a round is over: its rows are the request's tokens'."""
         for row, slot in enumerate(self._trace.integers(number, "table") if self.on else ()):
             self._committed[slot] = record.request, row

@@ -39,7 +39,7 @@ class Events(Rules):
             if event.step:
                 continue
             if event.kind == "abort":
-                self._abort(event, self._scheduled(number, paused))
+                self._abort(event, self._next_batch_iteration(number, paused))
             elif event.kind == "retract":
                 self._retract(event)
             elif event.kind == "flush":
@@ -47,14 +47,14 @@ class Events(Rules):
             else:
                 paused = event.kind == "pause"
                 if paused:
-                    self._pause(event, self._resumed(number))
+                    self._pause(event, self._resume_iteration(number))
 
-    def _resumed(self, number: int) -> int:
+    def _resume_iteration(self, number: int) -> int:
         """The iteration in which the scheduler works again after event `number`."""
         later = (event.at for event in self._case.events[number + 1 :] if event.kind == "resume")
         return next(later, self._case.last_arrival + 1)
 
-    def _scheduled(self, number: int, paused: bool) -> int:
+    def _next_batch_iteration(self, number: int, paused: bool) -> int:
         """The first iteration, from event `number` on, in which batches run."""
         at = self._case.events[number].at
         for later, event in enumerate(self._case.events[number + 1 :], number + 1):
@@ -62,9 +62,9 @@ class Events(Rules):
                 break
             if event.kind in ("pause", "resume"):
                 paused, number = event.kind == "pause", later
-        return self._resumed(number) if paused else at
+        return self._resume_iteration(number) if paused else at
 
-    def _unfinished(self, at: int) -> list[str]:
+    def _unfinished_requests(self, at: int) -> list[str]:
         """Requests that were handed in by iteration `at` and had not ended when it began."""
         handed_in = [request.id for request in self._case.requests if request.arrive <= at]
         return [name for name in handed_in if name not in self._ended or self._ended[name].iteration > at]
@@ -88,7 +88,7 @@ class Events(Rules):
         pool that is too small may do so again and again: what counts is what came after the last retraction.
         """
         name = event.request
-        if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(_RULE):
+        if name not in self._unfinished_requests(event.at) or scheduled >= self._seen or not self._compare.on(_RULE):
             return
         own = [
             record
@@ -111,7 +111,7 @@ class Events(Rules):
 
     def _retract(self, event: Event) -> None:
         """Everything that ran starts again with a prefill."""
-        for name in self._unfinished(event.at):
+        for name in self._unfinished_requests(event.at):
             again = self._work(name, event.at, self._seen + 1)
             if again is None or self._work(name, 0, event.at) is None or not self._compare.on(_RULE):
                 continue
@@ -132,7 +132,7 @@ class Events(Rules):
         none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
-        running = self._unfinished(event.at) or self._work("", event.at - self._turns, event.at) is not None
+        running = self._unfinished_requests(event.at) or self._work("", event.at - self._turns, event.at) is not None
         copying = self._records[self._counts[event.at]].numbers.get("copying")
         if paused or running or copying or not self._compare.on(_RULE):
             return
@@ -182,7 +182,7 @@ class Aborts(Rules):
             batches = f"its last result is of batch {self._number(last)}" if last is not None else "no result"
             self._compare.report(place, _RULE, index, batches, f"one of batch {self._number(after[-1])}")
         elif last is not None and not ended.numbers["dropped"]:
-            tokens, given = len(self._trace.integers(number, "tokens")), self._given(name, last)
+            tokens, given = len(self._trace.integers(number, "tokens")), self._count_tokens(name, last)
             if tokens != given:
                 self._compare.report(place, _RULE, f"tokens of {name}, aborted in its step", given, tokens)
 
@@ -204,7 +204,7 @@ class Aborts(Rules):
         """Of the batch of a record: one runs in an iteration."""
         return self._batch[record.iteration]
 
-    def _given(self, name: str, last: Record) -> int:
+    def _count_tokens(self, name: str, last: Record) -> int:
         """How many tokens the request has with what this batch gave: up to its grammar's end, and past max_new_tokens."""
         request, numbers = self._case.request(name), last.numbers
         known = numbers["end"] if last.stage == "prefill" else numbers["new_seq_len"]
@@ -248,7 +248,7 @@ class GivenUp(Rules):
         )
 
     @stages("finished")
-    def finished(self, _number: int, record: Record) -> None:
+    def check_finished(self, _number: int, record: Record) -> None:
         """A request has ended."""
         if not self._on or not record.numbers["aborted"] or record.request in self._context.impossible:
             return

@@ -15,7 +15,7 @@ from eagletwin.harness.core.records import Record
 
 from ..compare import Place
 from ..context import Rules
-from ..request_logits import allowed, end_of, text_of
+from ..request_logits import allowed_tokens, end_of, text_of
 from ..trees import parents_of
 from . import rule, stages
 
@@ -43,9 +43,9 @@ class Grammars(Rules):
             return
         place = Place(record, "target.extend", output=True)
         sent = replay.tokens[len(replay.prompt) : end]
-        self._masked(number, place, [sent], "after the prefill")
+        self._check_mask(number, place, [sent], "after the prefill")
         with self._compare.looking_away(replay.impossible == end - 1):
-            self._given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
+            self._check_token(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
 
     @rule("output.grammar", "3.9", weights="no", also=("prefill", "finished"))
     @stages("verify")
@@ -61,12 +61,12 @@ class Grammars(Rules):
             paths = [replay.tokens[len(replay.prompt) : round.committed + 1]]
             for node, parent in enumerate(parents[1:], 1):
                 paths.append([*paths[parent], round.drafted[node - 1]])
-            self._masked(number, place, paths, "after node")
+            self._check_mask(number, place, paths, "after node")
         judged = len(replay.allowing(range(round.committed, round.end)))
         for n, token in enumerate(replay.tokens[round.committed + 1 : round.end + 1]):
             sent = replay.tokens[len(replay.prompt) : round.committed + 1 + n]
             with self._compare.looking_away(n >= judged):
-                self._given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
+                self._check_token(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
 
     def _over(self, place: Place, sent: list[int]) -> None:
         """No round begins behind the end of a text; under overlap one is under way when the end is seen."""
@@ -79,13 +79,13 @@ class Grammars(Rules):
             before, expected = Place(place.record, "draft", step=-1), f"none: token {end} has ended the text"
             self._compare.report(before, _OUTPUT, "the round", expected, "a further round")
 
-    def _given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
+    def _check_token(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
         """A token that a forward gave, after these."""
         grammar = self._grammars[place.record.request]
         if grammar is None or not self._any or not self._compare.on(_OUTPUT):
             return
         text = text_of(grammar, sent, self._backend)
-        if text is None or (0 <= token < self._size and allowed(grammar, text, self._size, self._backend)[token]):
+        if text is None or (0 <= token < self._size and allowed_tokens(grammar, text, self._size, self._backend)[token]):
             return
         own = f"{token}, {word(token)!r}" if word(token) else f"{token}, an end"
         self._compare.report(place, _OUTPUT, name, f"one that goes on with {text!r}, or ends it", own)
@@ -104,7 +104,7 @@ class Grammars(Rules):
             expected = f"{end + 1}: its last token ends the text"
             self._compare.report(place, _OUTPUT, "length of the output", expected, len(emitted))
 
-    def _masked(self, number: int, place: Place, paths: list[list[int]], rows: str) -> None:
+    def _check_mask(self, number: int, place: Place, paths: list[list[int]], rows: str) -> None:
         """paths: of each row what was sent before it, if it gives a token."""
         if not self._compare.on(_MASK):
             return
@@ -120,7 +120,7 @@ class Grammars(Rules):
             text = None if grammar is None else text_of(grammar, sent, self._backend)
             if grammar is not None and text is None:
                 continue
-            expected = every[0] if grammar is None or text is None else allowed(grammar, text, self._size, self._backend)
+            expected = every[0] if grammar is None or text is None else allowed_tokens(grammar, text, self._size, self._backend)
             if (wrong := np.flatnonzero(expected != own)).size:
                 token = int(wrong[0])
                 meaning = f"token {token} ({word(token)!r})" if word(token) else f"token {token} (an end)"

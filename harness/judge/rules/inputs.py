@@ -152,7 +152,7 @@ class Inputs(Rules):
         ids = self._trace.integers(number, "input_ids") if returned else []
         if returned:
             round = self._round(record)
-            tokens = self._context.of(Trees).consumed(round, step, ids) if step else [round.bonus] * topk
+            tokens = self._context.of(Trees).consumed_tokens(round, step, ids) if step else [round.bonus] * topk
             self._compare.integers(place, "draft.input_ids", tokens, ids, rows, first)
         why = f"M = {committed} tokens are committed before the bonus token, and this is draft decode step {step}."
         if not model.memory:
@@ -160,12 +160,12 @@ class Inputs(Rules):
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.positions", [position] * topk, positions, rows, first, why)
         if returned and model.numbers and model.states:
-            self._decoded(number, place, replay, lambda branch: f"{rows} {first + branch}")
+            self._check_decode_step(number, place, replay, lambda branch: f"{rows} {first + branch}")
         if returned and model.memory and self._context.table(record) is None:
             # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
             self._context.of(Trees).cut_off(record, replay, ids, position)
 
-    def _decoded(self, number: int, place: Place, replay: RequestReplay, name: Callable[[int], str]) -> None:
+    def _check_decode_step(self, number: int, place: Place, replay: RequestReplay, name: Callable[[int], str]) -> None:
         """The states that a draft decode step consumed, and those that it handed on."""
         record = place.record
         growth, last = replay.growths[record.round], self._round(record).committed - 1
@@ -180,7 +180,7 @@ class Inputs(Rules):
             out = Place(record, "draft", record.step, output=True)
             handed_on = self._trace.array(number, "hidden_out")
 
-            def handed(branch: int) -> str:
+            def handed_on_name(branch: int) -> str:
                 return f"state that {name(branch)} proposes from"
 
-            self._compare.floats(out, "draft.proposal", ran, handed_on, handed)
+            self._compare.floats(out, "draft.proposal", ran, handed_on, handed_on_name)

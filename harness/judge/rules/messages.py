@@ -27,12 +27,12 @@ from .outputs import Answers
 _RULE = "output.hidden"
 
 
-class Given(Rules):
+class HiddenStates(Rules):
     """Judges the states that requests were given."""
 
     @rule("output.hidden", "3.9", weights="in part")
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def check_states(self, number: int, record: Record) -> None:
         """A request that asks for hidden states is given those of the target that its tokens were chosen by: for its first
         token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone."""
         if not self._context.of(Answers).has_message(record):
@@ -128,7 +128,7 @@ class Stream(Rules):
 
     @rule("output.stream", "3.9", weights="no")
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def check_messages(self, number: int, record: Record) -> None:
         """Each token is sent once, in order, and to the detokenizer the same; completion_tokens counts what was sent. A
         streamed request is sent the tokens of each step in a message of their own."""
         if not self._context.of(Answers).has_message(record):

@@ -17,7 +17,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import GONE, Key, Record
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.eagle import DraftRows, Head
-from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
+from eagletwin.reference.mtp import draft_extend, is_provisional, layer_tokens
 
 from ..compare import Place
 from ..context import Rules
@@ -54,7 +54,7 @@ class FedTokens:
         self._on_host: list[dict[int, int]] = [{} for _ in range(layers)]
         self._feeder_on_host: dict[int, str] = {}
 
-    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+    def copy(self, pairs: list[tuple[int, int]], restore: bool) -> None:
         """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
         for tokens, host in zip(self._tokens, self._on_host, strict=True):
             carry(pairs, restore, tokens, host)
@@ -71,7 +71,7 @@ class FedTokens:
             else:
                 self._tokens[layer][slot] = token
 
-    def reused(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[Reused]:
+    def reused_rows(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[Reused]:
         """The first `count` rows of a request whose tokens these are."""
         ends = self._ends(table[:count])
         found = []
@@ -123,7 +123,7 @@ class LayerRowStore:
                 n = row - rows.start
                 book[slot] = layer.keys[:, n], layer.values[:, n]
 
-    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+    def copy(self, pairs: list[tuple[int, int]], restore: bool) -> None:
         """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
         for book, host in zip(self._slots, self._on_host, strict=True):
             carry(pairs, restore, book, host)
@@ -207,8 +207,8 @@ class Layers(Rules):
                 self._book.look_up(number, [trace.integers(number, f"{self._own}slots")] * len(self.parts))
             elif record.stage == "copy":
                 pairs, restore = pairs_of(trace, number, self._own), bool(record.numbers["restore"])
-                self._book.copied(pairs, restore)
-                self._fed.copied(pairs, restore)
+                self._book.copy(pairs, restore)
+                self._fed.copy(pairs, restore)
             elif record.stage in ("prefill", "extend") and (extend := self._work_out(number, record)) is not None:
                 self._states[record.request].extends[record.key] = extend
 
@@ -230,9 +230,9 @@ class Layers(Rules):
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
         table = self._trace.integers(number, f"{self._own}table")
         if record.stage == "prefill":
-            self._reused[number] = self._fed.reused(table, rows.start, tokens.tolist())
+            self._reused[number] = self._fed.reused_rows(table, rows.start, tokens.tolist())
         for layer in range(len(self.parts)):
-            ids = consumed(tokens, proposals, layer, rows).tolist()
+            ids = layer_tokens(tokens, proposals, layer, rows).tolist()
             self._fed.write(record.request, layer, rows, table[rows.start :], ids, known)
         if not self._heads:
             return _Extend(rows, known, tokens, proposals, [])
@@ -285,7 +285,7 @@ class Layers(Rules):
             self._compare.integers(place, "draft.input_ids", shown, ids[: len(shown)], "row", rows.start)
             return
         rows = extend.rows
-        expected = consumed(extend.tokens, extend.proposals, layer, rows).tolist()
+        expected = layer_tokens(extend.tokens, extend.proposals, layer, rows).tolist()
         why = self._why(replay, extend, layer) if prefills else ""
         ids, positions = self._trace.integers(number, "input_ids"), self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.input_ids", expected, ids, "row", rows.start, why)
@@ -312,7 +312,7 @@ class Layers(Rules):
 
     # -- when an extend is over ------------------------------------------------------------------------------------------
 
-    def extended(self, number: int, record: Record) -> None:
+    def check_extend(self, number: int, record: Record) -> None:
         """The rows that were taken over, the stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
         for reused in self._reused.get(number, ()):
@@ -322,7 +322,7 @@ class Layers(Rules):
             return
         for layer, part in enumerate(self.parts if extend.layers else ()):
             place = self._place(record, layer=layer)
-            self._stored(number, place, part, extend)
+            self._check_stored_rows(number, place, part, extend)
         if record.stage == "prefill" and not record.numbers["final"]:
             return  # what is proposed behind a chunk in between is of no use but to the layers above, which were looked at
         proposed, topk = self._trace.integers(number, "proposal"), self._case.topk
@@ -346,7 +346,7 @@ class Layers(Rules):
         place = self._place(record, layer=reused.layer)
         self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, name, 0)
 
-    def _stored(self, number: int, place: Place, part: str, extend: _Extend) -> None:
+    def _check_stored_rows(self, number: int, place: Place, part: str, extend: _Extend) -> None:
         at, stored = self._rows(number, part)
         if not self._committed:
             self._compare_with_the_book(number, place, part, stored, lambda n: f"row {at[n]}")
@@ -379,7 +379,7 @@ class Layers(Rules):
             expected = torch.stack([torch.stack(row) for row in booked if row is not None])[
                 ..., self._own_heads, :
             ]  # [n, 2, L, G, D]
-            self._compare.stored(place, "draft.kv", expected.numpy(), stored[known], lambda n: name(known[n]))
+            self._compare.stored_rows(place, "draft.kv", expected.numpy(), stored[known], lambda n: name(known[n]))
         else:
             self._compare.on("draft.kv")
 
@@ -388,7 +388,7 @@ class Layers(Rules):
         rows = self._of_the_end(self._replays[place.record.request])[layer]
         if at:
             expected = stored_rows(rows.keys[:, at], rows.values[:, at])[..., self._own_heads, :]
-            self._compare.stored(place, "draft.kv", expected, np.stack(stored), lambda n: f"{name} {at[n]}")
+            self._compare.stored_rows(place, "draft.kv", expected, np.stack(stored), lambda n: f"{name} {at[n]}")
 
     def cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps."""
@@ -411,7 +411,7 @@ class Layers(Rules):
 
     # -- draft() ---------------------------------------------------------------------------------------------------------
 
-    def drafted(self, place: Place, round: Round) -> None:
+    def check_draft(self, place: Place, round: Round) -> None:
         """draft() runs no forward: its tokens are those that the layers proposed."""
         proposed = self._states[place.record.request].proposed
         if proposed is not None:  # candidate n is the n-th of all that was proposed, layer by layer

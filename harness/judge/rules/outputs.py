@@ -22,7 +22,7 @@ from ..context import Rules
 from ..replay import RequestReplay
 from ..request_logits import end_of
 from . import rule, stages
-from .cached_rows import restored
+from .cached_rows import restored_rows
 
 _FINISH, _COUNTS = "output.finish", "output.counts"
 
@@ -55,7 +55,7 @@ class Answers(Rules):
 
     def begin(self) -> None:
         self._own: dict[str, list[Record]] = {}
-        self._restored = restored(self._trace)
+        self._restored = restored_rows(self._trace)
         for record in self._records:
             if record.stage in ("prefill", "verify"):
                 self._own.setdefault(record.request, []).append(record)
@@ -218,19 +218,19 @@ class _Places(NamedTuple):
     logits: Array
 
 
-class _Said(NamedTuple):
+class _LogprobRows(NamedTuple):
     """What was said of some places, a row each: how many numbers, -1 for nothing; and all numbers, one row after another."""
 
     rows: list[int]
     numbers: Array
 
 
-class Told(Rules):
+class LogprobRules(Rules):
     """Judges what a request was told of probabilities."""
 
     @rule("output.logprobs", "3.9", weights="in part")
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def check_logprobs(self, number: int, record: Record) -> None:
         """Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its
         probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for
         what is sent of that row's logits as the request wants them changed, divided by its temperature."""
@@ -261,11 +261,13 @@ class Told(Rules):
             self._compare.integers(place, _RULE, sent, told, "tokens that have a logprob in message", 0)
 
     def _places(self, replay: RequestReplay, request: Request, wanted: Logprobs, emitted: list[int]) -> list[_Places]:
-        prompt, sampling = request.prompt, self._case.sampled(request.id)
+        prompt, sampling = request.prompt, self._case.sampling_of(request.id)
         first = len(prompt) if wanted.start < 0 else wanted.start
         rows = replay.target.logits
         of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
-        drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
+        drawn = (
+            self._places_next_to_sampling(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
+        )
         silent, of_softmax = min(1, len(prompt) - first), np.zeros(len(of_prompt), bool)
         beside = np.array([len(prompt) + n in drawn for n in range(len(sent))], bool)
         return [
@@ -273,10 +275,10 @@ class Told(Rules):
             _Places("output", len(prompt), emitted, 0, beside, sent if sampling is None else sent / sampling.temperature),
         ]
 
-    def _beside_sampled(self, name: str) -> set[int]:
+    def _places_next_to_sampling(self, name: str) -> set[int]:
         """Places whose tokens prefills of a greedy request gave next to one that samples: SGLang takes the softmax of all."""
         prefills = [record for record in self._records if record.stage == "prefill"]
-        sampled = {record.forward for record in prefills if self._case.sampled(record.request) is not None}
+        sampled = {record.forward for record in prefills if self._case.sampling_of(record.request) is not None}
         return {record.numbers["end"] for record in prefills if record.request == name and record.forward in sampled}
 
     def _judge(self, number: int, place: Place, places: _Places, wanted: Logprobs) -> None:
@@ -291,7 +293,7 @@ class Told(Rules):
         for kind in counts.keys() - kinds.keys():
             self._nothing(number, place, f"{places.part}_{kind}_logprobs")
         for kind, named in kinds.items():
-            values, ids = self._said(number, f"{places.part}_{kind}_logprobs")
+            values, ids = self._read_logprobs(number, f"{places.part}_{kind}_logprobs")
             name = f"{places.part} {kind} logprobs"
             rows = [*[-1] * places.silent, *[counts[kind]] * len(speaking)]
             # the token itself is named where nothing is said of its probability, too
@@ -317,10 +319,10 @@ class Told(Rules):
                 some = self._trace.integers(number, kept) if kept.endswith("_ids") else self._trace.array(number, kept).tolist()
                 self._compare.integers(place, _RULE, [], some, f"{kept}, which were not asked for, of place", 0)
 
-    def _said(self, number: int, name: str) -> tuple[_Said, _Said]:
+    def _read_logprobs(self, number: int, name: str) -> tuple[_LogprobRows, _LogprobRows]:
         """Values and ids."""
-        values = _Said(self._trace.integers(number, f"{name}_values_rows"), self._trace.array(number, name))
-        return values, _Said(self._trace.integers(number, f"{name}_ids_rows"), self._trace.array(number, f"{name}_ids"))
+        values = _LogprobRows(self._trace.integers(number, f"{name}_values_rows"), self._trace.array(number, name))
+        return values, _LogprobRows(self._trace.integers(number, f"{name}_ids_rows"), self._trace.array(number, f"{name}_ids"))
 
     def _best(self, place: Place, places: _Places, chosen: Array, name: str) -> None:
         if not len(chosen):

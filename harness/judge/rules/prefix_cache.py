@@ -108,7 +108,7 @@ class KeptRows(Rules):
     def prefill(self, number: int, record: Record) -> None:
         """The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those
         of the tokens that a request was sent when it ends."""
-        if not self._promised(record):
+        if not self._is_promised(record):
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
         if "mixed" in record.numbers:
@@ -128,7 +128,7 @@ class KeptRows(Rules):
             steps = self._steps.get(name, [])
             self._steps[name] = [*(step for step in steps if step.sent <= end), _Step(end, end + 1, kept)]
 
-    def _promised(self, record: Record) -> bool:
+    def _is_promised(self, record: Record) -> bool:
         """Whether the prefix cache is promised rows of this request: not of one whose rows a session keeps."""
         return self._on and not self._sessions.keeps_rows_of(record.request)
 
@@ -150,20 +150,20 @@ class KeptRows(Rules):
     @stages("extend")
     def round(self, _number: int, record: Record) -> None:
         """A round is over."""
-        if not self._promised(record):
+        if not self._is_promised(record):
             return
         name, end = record.request, record.numbers["seq_len"]
         self._goes_on(record)
         self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
 
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def note_finished(self, number: int, record: Record) -> None:
         """A request has ended."""
         name = record.request
         tokens = self._trace.integers(number, "tokens")
         sent = len(self._replays[name].prompt) + len(tokens)
         last = next((step for step in self._steps.get(name, []) if step.sent >= sent), None)
-        if not self._promised(record) or record.numbers["aborted"] or last is None:
+        if not self._is_promised(record) or record.numbers["aborted"] or last is None:
             return
         why = f"It ended with {sent} tokens, and {last.rows} rows were committed."
         grammar = self._grammars[name]
@@ -235,7 +235,7 @@ class Hits(Rules):
         self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
 
     @stages("copy")
-    def copied(self, number: int, record: Record) -> None:
+    def note_copied(self, number: int, record: Record) -> None:
         """Rows went to the host, or came back."""
         if record.numbers["restore"]:
             self._restored |= {device for device, _ in pairs_of(self._trace, number)}

@@ -85,7 +85,7 @@ class Samples(Rules):
         """Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin
         of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed,
         its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24."""
-        sampling, place, rule = self._case.sampled(record.request), Place(record, "verify"), "verify.coins"
+        sampling, place, rule = self._case.sampling_of(record.request), Place(record, "verify"), "verify.coins"
         if "coins" not in record.tensors and self._on:
             if sampling is not None and self._compare.on("verify.accept"):
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
@@ -165,7 +165,7 @@ class Samples(Rules):
         own [n, V]: the logits that the worker made them of; computed [n, V]: the reference's before the request's own changes.
         These may take the largest one away, and it is what the error of all scales with.
         """
-        request, relative = self._counted(place, logits, targets), self._bounds.relative
+        request, relative = self._check_node_count(place, logits, targets), self._bounds.relative
         for node, (row, mine, actual) in enumerate(zip(torch.from_numpy(logits), own, targets, strict=False)):
             size = np.maximum(magnitude(before_additions(request, row.numpy())), magnitude(computed[node]))
             error = float(relative * size + 2.0**-24 * magnitude(row.numpy()))
@@ -178,7 +178,7 @@ class Samples(Rules):
 
     def _made_of_the_reference(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
         """The same where the worker's logits are not known: within the bound of the reference's there may be several cuts."""
-        request = self._counted(place, logits, targets)
+        request = self._check_node_count(place, logits, targets)
         for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
             computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
             error = float(self._bounds.relative * computed + rounded)
@@ -187,7 +187,7 @@ class Samples(Rules):
             scale = float(log_scale(row.numpy(), sampling.temperature))
             self._compare_rows(place, node, [("logarithms", *pair, scale) for pair in _nearest(possible, actual)])
 
-    def _counted(self, place: Place, logits: Array, targets: Tensor) -> Request:
+    def _check_node_count(self, place: Place, logits: Array, targets: Tensor) -> Request:
         """The request, of whose accepted nodes each must have a row."""
         rule = "verify.probabilities"
         if len(logits) != len(targets) and self._compare.on(rule):
@@ -202,7 +202,7 @@ class Samples(Rules):
             possible = []
         if len(possible) != 1:
             self._compare.not_seen(("verify.probabilities",), 1)
-            self._compare.decided(1, 1)
+            self._compare.count_decisions(1, 1)
         return possible
 
     def _compare_rows(self, place: Place, node: int, rows: Sequence[tuple[str, Array, Array, float]]) -> None:
@@ -238,7 +238,7 @@ class Samples(Rules):
         self._compare.floats(
             place, "draft.probabilities", expected, reported, lambda n: f"logarithms of what d[{n + 1}] was drawn from", scale
         )
-        if self._case.sampled(record.request) is None:
+        if self._case.sampling_of(record.request) is None:
             return
         for step, token in enumerate(round.drafted):
             if self._compare.on("draft.proposal") and not (0 <= token < drafts.shape[1] and float(drafts[step, token]) > 0):
@@ -248,7 +248,7 @@ class Samples(Rules):
     @stages("verify")
     def decisions(self, number: int, record: Record) -> None:
         """What a request that samples must commit: a part of `verify.accept`."""
-        if not self._on or "coins" not in record.tensors or self._case.sampled(record.request) is None:
+        if not self._on or "coins" not in record.tensors or self._case.sampling_of(record.request) is None:
             return
         round = self._round(record)
         accepted = range(round.committed, round.end)
@@ -284,7 +284,7 @@ class Samples(Rules):
         except (ValueError, IndexError) as error:
             self._compare.report(place, rule, "accepted nodes", "a path of the tree", f"{round.path} ({error})")
             return
-        self._compare.decided(followed.decisions, followed.ties)
+        self._compare.count_decisions(followed.decisions, followed.ties)
         self._report(place, followed, coins, final)
 
     def _report(self, place: Place, followed: Followed, coins: list[float], final: float) -> None:

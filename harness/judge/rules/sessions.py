@@ -22,7 +22,7 @@ from .events import WORK
 _RULE = "session.rows"
 
 
-def as_asked(trace: Trace) -> Trace:
+def with_full_prompts(trace: Trace) -> Trace:
     """The trace, with requests of sessions as if each had come with all of its prompt when it was handed in."""
     case, records = trace.header.case, trace.header.records
     if not case.sessions:
@@ -36,14 +36,14 @@ def as_asked(trace: Trace) -> Trace:
     }
     prompts, never = whole_prompts(case, answers, opening), 1 + max((record.iteration for record in records), default=0)
 
-    def asked(request: Request) -> Request:
+    def with_full_prompt(request: Request) -> Request:
         if not request.session:
             return request
         arrive = came[request.id].iteration if request.id in came else never
         return replace(request, prompt=prompts[request.id], arrive=arrive)
 
-    header = replace(trace.header, case=replace(case, requests=tuple(map(asked, case.requests))))
-    return Trace(header, trace.tensors, [as_asked(other) for other in trace.others])
+    header = replace(trace.header, case=replace(case, requests=tuple(map(with_full_prompt, case.requests))))
+    return Trace(header, trace.tensors, [with_full_prompts(other) for other in trace.others])
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Sessions(Rules):
         return request in self._runs and self._runs[request].kept
 
     @stages("session")
-    def changed(self, _number: int, record: Record) -> None:
+    def note_change(self, _number: int, record: Record) -> None:
         """A request is handed in, or a session closed."""
         if not record.request:
             self._sessions[self._case.sessions[record.numbers["closes"]]].open = False
@@ -208,7 +208,7 @@ def _flushes_in_pauses(case: Case) -> set[int]:
     return found
 
 
-def reached(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, set[str]]:
+def session_evidence(trace: Trace, replays: dict[str, RequestReplay]) -> dict[str, set[str]]:
     """Of each feature of sessions (families/dimensions/session.py) the requests that showed it; of a close, the session."""
     found, case = dict[str, set[str]](), trace.header.case
     of = {request.id: request.session for request in case.requests if request.session}

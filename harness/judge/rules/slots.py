@@ -23,7 +23,7 @@ class Slots(Rules):
         self._owners: list[tuple[int, str]] = []  # slots, and live requests whose req_to_token names them, when the batch began
         self._foreign: dict[str, set[int]] = {}  # request -> those of them that are others'
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
-        self._kept: set[int] = set()  # slots that sessions keep, while no request of theirs runs
+        self._check_window: set[int] = set()  # slots that sessions keep, while no request of theirs runs
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
@@ -37,7 +37,7 @@ class Slots(Rules):
         owners = [names[owner] for owner in self._trace.integers(number, "owners")]
         self._owners, self._foreign = list(zip(self._trace.integers(number, "slots"), owners, strict=True)), {}
         self._cached = set(self._trace.integers(number, "cached"))
-        self._kept = set(self._trace.integers(number, "kept")) if "kept" in record.tensors else set()
+        self._check_window = set(self._trace.integers(number, "kept")) if "kept" in record.tensors else set()
 
     @rule("draft.slots", "4", weights="no", also=("draft",))
     @stages("target.extend", "draft.extend", "draft.decode", "target.verify", "draft.extend_decode")
@@ -83,7 +83,7 @@ class Slots(Rules):
         taken, written = self._written.setdefault(place.record.forward, {}), {*actual}
         if request not in self._foreign:
             self._foreign[request] = {slot for slot, owner in self._owners if owner != request}
-        nobodys = all(map(written.isdisjoint, (taken, self._foreign[request], self._cached, self._kept)))
+        nobodys = all(map(written.isdisjoint, (taken, self._foreign[request], self._cached, self._check_window)))
         if actual == expected and nobodys and 0 not in written and len(written) == len(actual):
             taken.update(dict.fromkeys(actual, request))
             return
@@ -99,7 +99,7 @@ class Slots(Rules):
                 problem = f"slot {slot}, which is {min(others)}'s"
             elif slot in self._cached:
                 problem = f"slot {slot}, which is the prefix cache's"
-            elif slot in self._kept:
+            elif slot in self._check_window:
                 problem = f"slot {slot}, which a session keeps"
             else:
                 problem = ""
@@ -137,7 +137,7 @@ class Slots(Rules):
             del self._tables[record.request]
 
     @stages("pool")
-    def counted(self, _number: int, record: Record) -> None:
+    def check_counts(self, _number: int, record: Record) -> None:
         """A server's pool between two batches, by SGLang's own counts: which slots they are was not recorded."""
         if not self._compare.on("pool.accounting"):
             return
@@ -270,14 +270,14 @@ class Windows(Rules):
         if record.stage == "target.extend":
             chunk = self._context.chunk(number, record)
             self._prefilled[record.request] = record.round
-            self._kept(Place(record, "target.extend", step=-1), chunk.start, chunk.stop)
+            self._check_window(Place(record, "target.extend", step=-1), chunk.start, chunk.stop)
             return
         round, place = self._round(record), Place(record, "draft", step=-1)
         begun = self._prefilled.get(record.request) == record.round
-        if self._kept(place, round.committed, round.committed + round.nodes) and not begun:
+        if self._check_window(place, round.committed, round.committed + round.nodes) and not begun:
             self._given_back(place, round.committed)
 
-    def _kept(self, place: Place, first: int, stop: int) -> bool:
+    def _check_window(self, place: Place, first: int, stop: int) -> bool:
         """Every row that the rows first..stop-1 see has a slot of its own. Whether that was asked and is so."""
         name = place.record.request
         if name not in self._rows or not self._compare.on(_RULE):

@@ -55,7 +55,7 @@ class States(Rules):
     def state(self, number: int, record: Record) -> None:
         """After a commit the state of each layer that keeps one is the recurrence over x[0..i], i the last committed row: after
         verify that of the last accepted node."""
-        kept, place, last = self._kept(record), Place(record, _PHASES[record.stage]), self._last(record)
+        kept, place, last = self._reference_states(record), Place(record, _PHASES[record.stage]), self._last(record)
         if kept is None:
             return
         slots, own = self._trace.integers(number, "state_slots"), self._owned.get(record.request, -1)
@@ -70,7 +70,7 @@ class States(Rules):
     def inputs(self, number: int, record: Record) -> None:
         """After a commit the inputs that a layer's convolution keeps are those of the last committed rows, the newest last, and
         0 before the first."""
-        kept, last = self._kept(record), self._last(record)
+        kept, last = self._reference_states(record), self._last(record)
         if kept is not None and 0 <= last < len(kept[1]):
             place, found = Place(record, _PHASES[record.stage]), self._trace.array(number, "target_conv")
             self._inputs(place, "target.conv", "", found, kept[1][last], last)
@@ -79,7 +79,7 @@ class States(Rules):
         """The last row that was committed."""
         return (record.numbers["end"] if record.stage == "prefill" else self._round(record).end) - 1
 
-    def _kept(self, record: Record) -> tuple[Array, Array] | None:
+    def _reference_states(self, record: Record) -> tuple[Array, Array] | None:
         """What the reference keeps after each row of a request; None: there is nothing to compare with it."""
         return self._replay(record).kept if record.stage == "extend" or self._has_output(record) else None
 
@@ -259,7 +259,7 @@ class TrackedStates(Rules):
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 
     @stages("finished")
-    def finished(self, number: int, record: Record) -> None:
+    def check_finished(self, number: int, record: Record) -> None:
         """A request is over."""
         if not self.on or record.numbers["aborted"]:
             return

@@ -32,14 +32,14 @@ class Steps(Rules):
 
     @rule("steps.chosen", "3.12", weights="no")
     @stages("steps")
-    def chosen(self, number: int, record: Record) -> None:
+    def check_choice(self, number: int, record: Record) -> None:
         """With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the size
         of its batch."""
         if self._policy is None:
             raise ValueError("a round's number of steps was recorded, and the case has no adaptive steps")
         place, batch = Place(record, "draft", step=-1), self._verified.get(record.iteration, [])
         if batch:
-            due, steps = self._policy.of(self._padded(len(batch))).steps, self._trace.integers(number, "steps")
+            due, steps = self._policy.of(self._graph_size(len(batch))).steps, self._trace.integers(number, "steps")
             self._compare.integers(place, _CHOSEN, [due], steps[:1], f"draft steps of a batch of {len(batch)}, round", 0)
 
     @rule("steps.parts", "3.12", weights="no")
@@ -58,7 +58,7 @@ class Steps(Rules):
             self._compare.report(Place(record, "draft", step=-1), _PARTS, *wrong[0])
 
     @stages("steps")
-    def begun(self, _number: int, record: Record) -> None:
+    def note_begin(self, _number: int, record: Record) -> None:
         """A decode batch begins: what the choice was told by then."""
         behind, place = len(self._ran) - self._fed, Place(record, "draft", step=-1)
         if behind > self._late and self._compare.on(_FED):
@@ -68,7 +68,7 @@ class Steps(Rules):
 
     @rule("steps.fed", "3.12", weights="no", also=("steps", "flushed"))
     @stages("fed")
-    def fed(self, number: int, record: Record) -> None:
+    def check_fed(self, number: int, record: Record) -> None:
         """The choice of steps is told the accepted drafts of each decode batch once, in order, before the next one begins; with
         overlap, before the one after that."""
         # The choice is told what a batch accepted: the first of those that it was not told of yet.
@@ -84,14 +84,14 @@ class Steps(Rules):
             self._compare.integers(place, _FED, *sizes, f"size of batch {self._fed}, entry", 0)
         self._fed += 1
         if self._policy is not None:
-            self._policy.of(self._padded(record.numbers["batch_size"])).tell(told)
+            self._policy.of(self._graph_size(record.numbers["batch_size"])).tell(told)
 
-    def _padded(self, batch: int) -> int:
+    def _graph_size(self, batch: int) -> int:
         """The size by which SGLang chooses: that of the graph which a batch of this size runs in; without a graph its own."""
         return next((size for size in self._graphs if size >= batch), batch)
 
     @stages("flushed")
-    def flushed(self, _number: int, record: Record) -> None:
+    def check_flushed(self, _number: int, record: Record) -> None:
         """All results are in."""
         if self._policy is not None and self._fed < len(self._ran) and self._compare.on(_FED):
             name, expected = "accepted drafts that the choice was told", f"those of {len(self._ran)} batches"

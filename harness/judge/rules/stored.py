@@ -45,7 +45,7 @@ class PoolRows(Rules):
         if numbers and not self._has_rows(record):
             return
         if self._model.mtp_layers:
-            self._context.of(Layers).extended(number, record)
+            self._context.of(Layers).check_extend(number, record)
         elif numbers and self._model.memory:
             self._stored_in("draft", number, self._place(record), self._replay(record).stored["draft"])
 
@@ -69,7 +69,7 @@ class PoolRows(Rules):
         self._rows(place, f"{part}.kv", reference, at, stored)
 
     def _rows(self, place: Place, rule: str, reference: Array, at: Array, stored: Array) -> None:
-        self._compare.stored(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
+        self._compare.stored_rows(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
 
     @stages("cached")
     def cached(self, number: int, record: Record) -> None:
@@ -83,7 +83,7 @@ class PoolRows(Rules):
             others = part == "target" and not self._model.states and count == len(replay.tokens)
             if known < count and not others and self._compare.on(f"{part}.kv"):
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", _NEVER, "a row")
-            self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
+            self._compare.stored_rows(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
         if replay.earlier is not None:
             self._cached_in_earlier_stages(record, replay.earlier)
         if self._model.mtp_layers:
@@ -102,4 +102,4 @@ class PoolRows(Rules):
                 return f"cached row {n} of rank {rank}"
 
             expected = reference[:known, :, first : first + stored.shape[2]]
-            self._compare.stored(Place(record, "finished"), "target.kv", expected, stored[:known], name)
+            self._compare.stored_rows(Place(record, "finished"), "target.kv", expected, stored[:known], name)

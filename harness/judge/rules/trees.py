@@ -47,7 +47,7 @@ class Trees(Rules):
 
     @rule("draft.proposal", "3.3", weights="in part", also=("draft", "draft.decode", "verify"))
     @stages("prefill", "extend")
-    def extended(self, number: int, record: Record) -> None:
+    def check_extend(self, number: int, record: Record) -> None:
         """Each row proposes the topk tokens of its largest logits, best first."""
         # What the last committed row M-1 proposes, and the hidden state that goes with it. A plain language model proposes from
         # row M, which draft decode begins with: what an extend proposes must not be used. A draft without a memory begins with
@@ -61,7 +61,7 @@ class Trees(Rules):
                 layers_in_graph(self._trace, self._compare)
         elif not model.numbers:
             if model.ahead and last:
-                self.proposed(number, record.request)
+                self.note_proposal(number, record.request)
         elif last and model.first_step and (not prefill or self._has_output(record)):
             place = self._place(record, output=True)
             row = (record.numbers["end"] if prefill else self._round(record).end) - 1
@@ -73,18 +73,18 @@ class Trees(Rules):
             self._root(number, place, rows, row)
 
     @stages("draft")
-    def drafted(self, number: int, record: Record) -> None:
+    def check_draft(self, number: int, record: Record) -> None:
         """draft() has returned a tree."""
         round, begins = self._round(record), record.request in self._begins
         self._begins.discard(record.request)
         if record.numbers.get("undrafted"):
-            self._undrafted(record, round, begins=begins)
+            self._check_undrafted(record, round, begins=begins)
         elif self._model.mtp_layers:
-            self._context.of(Layers).drafted(Place(record, "draft"), round)
+            self._context.of(Layers).check_draft(Place(record, "draft"), round)
         elif record.numbers.get("in_graph"):
-            draft_decode_in_graph(self._trace, self._compare, self.consumed, number, round)
+            draft_decode_in_graph(self._trace, self._compare, self.consumed_tokens, number, round)
 
-    def _undrafted(self, record: Record, round: Round, *, begins: bool) -> None:
+    def _check_undrafted(self, record: Record, round: Round, *, begins: bool) -> None:
         """A tree that nobody drafted: a pipeline's last stage drafts when a round is over, and so for none that begins."""
         place = Place(record, "draft")
         if not (begins and self._trace.header.engine.pp > 1) and self._compare.on("draft.proposal"):
@@ -93,7 +93,7 @@ class Trees(Rules):
         nodes = counted if round.drafted == counted else [0] * len(counted)
         self._compare.integers(place, "verify.inputs", nodes, round.drafted, "node", 1)
 
-    def _decoded(self, record: Record) -> bool:
+    def _has_draft_decode(self, record: Record) -> bool:
         """Whether the tree is of draft decode: layers draft in their extend."""
         return not (record.numbers.get("undrafted") or self._model.mtp_layers)
 
@@ -109,7 +109,7 @@ class Trees(Rules):
     @stages("draft")
     def scratch(self, number: int, record: Record) -> None:
         """When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2."""
-        if not (self._decoded(record) and self._model.numbers and self._model.memory):
+        if not (self._has_draft_decode(record) and self._model.numbers and self._model.memory):
             return
         replay, round = self._replay(record), self._round(record)
         committed, growth = round.committed, replay.growths[record.round]
@@ -128,7 +128,7 @@ class Trees(Rules):
             expected = (
                 growth.scratch[step - 1] if step else np.repeat(replay.stored["draft"][committed : committed + 1], topk, 0)
             )
-            self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", expected[: len(rows)], rows, name)
+            self._compare.stored_rows(Place(record, "draft", step), "draft.scratch_kv", expected[: len(rows)], rows, name)
 
     def _holes(self, number: int, place: Place, replay: RequestReplay, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
@@ -140,9 +140,9 @@ class Trees(Rules):
         def name(hole: int) -> str:
             return f"copy of row {round.committed - inside + hole % inside} for branch {1 + hole // inside}"
 
-        self._compare.stored(place, "draft.scratch_kv", expected, holes, name)
+        self._compare.stored_rows(place, "draft.scratch_kv", expected, holes, name)
 
-    def proposed(self, number: int, request: str) -> list[int]:
+    def note_proposal(self, number: int, request: str) -> list[int]:
         """Note what the last committed row of a request proposes to its next round."""
         proposed = self._proposed[request] = self._in_targets_ids(self._trace.integers(number, "proposal"))
         return proposed
@@ -150,7 +150,7 @@ class Trees(Rules):
     def _root(self, number: int, place: Place, rows: ReferenceRows, last: int) -> None:
         """What the last committed row proposes to the next round: the k best tokens of its logits, in order."""
         logits = rows.logits[last : last + 1]
-        proposed = self.proposed(number, place.record.request)
+        proposed = self.note_proposal(number, place.record.request)
         if self._case.draws_drafts(place.record.request):
             self._compare.not_seen(("draft.proposal",), 1)  # the coins are not recorded; sampling.py judges the distribution
         else:
@@ -184,7 +184,7 @@ class Trees(Rules):
             proposed = self._proposed[record.request]
             self._compare.integers(Place(record, "draft", step), "draft.input_ids", proposed, ids, "row", position)
 
-    def consumed(self, round: Round, step: int, ids: list[int]) -> list[int]:
+    def consumed_tokens(self, round: Round, step: int, ids: list[int]) -> list[int]:
         """Tokens that draft decode step `step` must have consumed: its frontier's, as far as the trace shows them elsewhere."""
         topk = self._case.topk
         known = dict(enumerate(round.proposed)) or dict(zip(round.selected, round.drafted, strict=False))
@@ -193,10 +193,10 @@ class Trees(Rules):
 
     @rule("tree.tokens", "3.4", weights="in part")
     @stages("draft")
-    def chosen(self, number: int, record: Record) -> None:
+    def check_choice(self, number: int, record: Record) -> None:
         """The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers."""
         replay, round = self._replay(record), self._round(record)
-        if not self._decoded(record):
+        if not self._has_draft_decode(record):
             return
         if not self._model.numbers:
             self._grown_by_tokens(record, round)
@@ -304,17 +304,17 @@ class Trees(Rules):
             self._compare.choices(place, "draft.proposal", logits, rows[branches], name)
 
     def _candidates(self, record: Record, round: Round) -> list[int]:
-        """Check how many candidates a round has, and the root's children; the tokens of all, as in `_shown`."""
+        """Check how many candidates a round has, and the root's children; the tokens of all, as in `_visible_tokens`."""
         if round.proposed:
             total = count_candidates(self._case.topk, round.steps)
             self._compare.integers(
                 Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
             )
-        shown = self._shown(round)
+        shown = self._visible_tokens(round)
         self._continues(record, shown)
         return shown
 
-    def _shown(self, round: Round) -> list[int]:
+    def _visible_tokens(self, round: Round) -> list[int]:
         """Tokens of all candidates of a round, as far as the trace shows them; else UNSEEN."""
         total = count_candidates(self._case.topk, round.steps)
         if round.proposed:
@@ -363,11 +363,11 @@ class Trees(Rules):
                 if self._compare.on("tree.parents"):
                     self._no_frontier(record, step, frontier)
                 continue
-            self._compare.ranked(Place(record, "draft", step, output=True), "tree.parents", ranked, f"frontier {step + 1}")
+            self._compare.ranking(Place(record, "draft", step, output=True), "tree.parents", ranked, f"frontier {step + 1}")
         if not self._ascends(record, round) or choices.selected is None:
             return
         place = Place(record, "draft", round.steps - 1, output=True)
-        self._compare.ranked(place, "tree.tokens", choices.selected, "the final selection, best first")
+        self._compare.ranking(place, "tree.tokens", choices.selected, "the final selection, best first")
         self._nodes_are_candidates(record, round)
 
     def _first_frontier(self, record: Record, round: Round) -> None:

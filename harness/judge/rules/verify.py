@@ -23,14 +23,14 @@ class Verification(Rules):
         rows, decided = range(round.committed, round.end), replay.tokens[round.committed + 1 : round.end + 1]
         if self._model.numbers:
             logits, judged = replay.chosen_by(round), len(replay.allowing(rows))
-            for n, token in enumerate(() if self._case.sampled(record.request) is not None else decided):
+            for n, token in enumerate(() if self._case.sampling_of(record.request) is not None else decided):
                 index = f"token committed after {'node' if self._case.topk == 1 else 'accepted node'} {n}"
                 with self._compare.looking_away(n >= judged):
                     self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
         with self._compare.looking_away(replay.allowing(rows) != rows):
-            self._walked(number, record, decided)
+            self._check_path(number, record, decided)
 
-    def _walked(self, number: int, record: Record, decided: list[int]) -> None:
+    def _check_path(self, number: int, record: Record, decided: list[int]) -> None:
         """The path through the nodes, and what is committed along it."""
         round, numbers, place = self._round(record), record.numbers, Place(record, "verify", len(decided))
         parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
@@ -85,7 +85,7 @@ class Verification(Rules):
             return
         token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(replay.prompt)}"
         place, logits = Place(record, "target.extend", output=True), replay.target.logits[end - 1]
-        sampling = self._case.sampled(record.request)
+        sampling = self._case.sampling_of(record.request)
         with self._compare.looking_away(replay.impossible == end - 1):
             if sampling is None:
                 self._compare.choice(place, "output.tokens", logits, token, index)
@@ -93,7 +93,7 @@ class Verification(Rules):
                 self._context.of(Samples).first_token(place, sampling, logits, token, index)
 
     @stages("finished")
-    def emitted(self, number: int, record: Record) -> None:
+    def check_emitted(self, number: int, record: Record) -> None:
         replay, emitted = self._replay(record), self._trace.integers(number, "tokens")
         request, committed = self._case.request(record.request), replay.tokens[len(replay.prompt) :]
         limit, place = request.max_new_tokens, Place(record, "finished")

@@ -32,7 +32,7 @@ class PlainDecode(Rules):
 
     @rule("output.plain", "3.9", weights="yes")
     @stages("plain")
-    def said(self, number: int, record: Record) -> None:
+    def check_answer(self, number: int, record: Record) -> None:
         """Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by
         logits that count all that was sent before; and the request was sent the same one, but where penalties of a round
         count nothing of the round."""
@@ -59,7 +59,7 @@ class PlainDecode(Rules):
             if plain == sent:
                 continue
             if not np.array_equal(strict[at], declared[at]):
-                self._compare.relaxed()
+                self._compare.count_relaxed()
             elif not self._bounds.undecided(strict[at], plain, sent):
                 why = "Plain decode of the same engine has another token here, and nothing of the round counts against one."
                 self._compare.report(place, _RULE, f"output token {at}", plain, sent, why)
@@ -81,7 +81,7 @@ def memory() -> None:
 
 
 @rule("kernel.undefined", "5", weights="no")
-def undefined() -> None:
+def undefined_memory() -> None:
     """What a kernel stores does not depend on memory or lanes that nobody defined."""
 
 

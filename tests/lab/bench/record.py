@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 
 from .searches import Searched
 from .speed import Share, Spread, StepTimes
@@ -82,7 +82,7 @@ def write_record(folder: Path, record: BenchRecord) -> None:
 def stamp() -> Stamp:
     """Of this day and machine."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores ({_processor()}), {platform.system()}"
-    versions = ", ".join(f"{name} {installed(name)}" for name in ("sglang", "torch", "triton"))
+    versions = ", ".join(f"{name} {installed_version(name)}" for name in ("sglang", "torch", "triton"))
     return Stamp(datetime.date.today().isoformat(), machine, f"Python {platform.python_version()}, {versions}")
 
 

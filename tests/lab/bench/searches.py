@@ -26,9 +26,9 @@ from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import Mends, mended
+from eagletwin.harness.check.known import KnownBugMatcher, with_workarounds
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -72,7 +72,7 @@ class Searched(Struct, frozen=True):
 
 def why_not(entry: Entry) -> str:
     """Why no search is made for an entry; empty if one is."""
-    return unreached(entry)  # searches run on the CPU engine as it always is
+    return why_unreachable(entry)  # searches run on the CPU engine as it always is
 
 
 def search(entry: Entry, seeds: int, processes: int) -> Searched:
@@ -102,16 +102,16 @@ def _options(seed: int, run: RunSpec, unknown: Sequence[str], processes: int) ->
     )
 
 
-def _pool(mends: Mends, options: SearchOptions) -> BlockPool:
+def _pool(matcher: KnownBugMatcher, options: SearchOptions) -> BlockPool:
     """This process, and workers beside it."""
-    workers = LocalWorkers(mends.host, options, options.processes - 1) if options.processes > 1 else None
-    return BlockPool(mends, options.plan, workers)
+    workers = LocalWorkers(matcher.host, options, options.processes - 1) if options.processes > 1 else None
+    return BlockPool(matcher, options.plan, workers)
 
 
 def _undone(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch, ExitStack() as stack:
         fuzz = Fuzz(Trials(host, options.run), Path(scratch), options.plan)
-        fuzz.pool = stack.enter_context(_pool(fuzz.mends, options))
+        fuzz.pool = stack.enter_context(_pool(fuzz.matcher, options))
         for finding in fuzz.search():
             if _is_of(entry, finding, host):
                 size = _size(finding.outcome.case)
@@ -124,14 +124,14 @@ def _that_mend(entry: Entry, host: Host, run: RunSpec) -> list[str]:
     if entry.remedy is None:
         return []
     case = changed(entry.case, exercises=())
-    apt = Mends(host, run).apt(case, run.view)
-    return [one.id for one in apt if one is entry or Trials(host, mended(run, (one,))).look_alone(case).clean]
+    apt = KnownBugMatcher(host, run).applicable(case, run.view)
+    return [one.id for one in apt if one is entry or Trials(host, with_workarounds(run, (one,))).look_alone(case).clean]
 
 
 def _live(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
     """Nothing is shrunk."""
     begun, cases = time.monotonic(), 0
-    with _pool(Mends(host, options.run, options.unknown), options) as pool:
+    with _pool(KnownBugMatcher(host, options.run, options.unknown), options) as pool:
         for seen in chain.from_iterable(pool.blocks()):
             cases += isinstance(seen, CaseSeen)
             seconds = time.monotonic() - begun
@@ -150,7 +150,7 @@ def _shows(entry: Entry, seen: CaseSeen, host: Host, run: RunSpec) -> bool:
     if _shares(entry) and seen.verdict.rule != entry.rule:
         return False
     besides = [LEDGER[name] for name in seen.mended]
-    return Trials(host, mended(run, [*besides, entry], seen.view)).look_alone(seen.case).clean
+    return Trials(host, with_workarounds(run, [*besides, entry], seen.view)).look_alone(seen.case).clean
 
 
 def _shares(entry: Entry) -> bool:

@@ -163,12 +163,12 @@ def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple
     from msgspec.structs import replace
 
     from eagletwin.cases.ledger import ledger_of
-    from eagletwin.cases.reach import unreached
+    from eagletwin.cases.reach import why_unreachable
 
     from .plan import MODES
 
     modes = [replace(mode, dtype=dtype, attention=attention) for mode in MODES.values()]
-    whys = {entry.id: min((unreached(entry, mode) for mode in modes), key=len) for entry in ledger_of(names)}
+    whys = {entry.id: min((why_unreachable(entry, mode) for mode in modes), key=len) for entry in ledger_of(names)}
     if attention != "triton":
         alone = {entry.id: entry.on_cuda.triton_alone for entry in ledger_of(names)}
         whys |= {name: f"{name} is proven with --attention triton alone: {why}" for name, why in alone.items() if why}

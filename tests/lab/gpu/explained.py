@@ -8,7 +8,7 @@ import msgspec
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
@@ -24,12 +24,12 @@ _NAMED = 3  # known bugs of a job that are all tried alone, and named where it t
 
 def apt_for(job: Job, host: Host, probe: Case) -> tuple[Entry, ...]:
     """The live bugs that cases with what this one has may show, and whose remedies fit together."""
-    return Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view)).apt(probe, job.view)
+    return KnownBugMatcher(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view)).applicable(probe, job.view)
 
 
 def explained(job: Job, seen: list[CaseResult], limits: Limits) -> list[CaseResult]:
     """The same, and of each case that is wrong again the known bugs without which it is equal: one that breaks its rule, any
-    other where few are known, as many of them together as fit, or those that `Mends` finds for this case."""
+    other where few are known, as many of them together as fit, or those that `KnownBugMatcher` finds for this case."""
     if not job.known:
         return seen
     job = msgspec.structs.replace(job, known={name: fix for name, fix in job.known.items() if fix not in job.patches})
@@ -86,13 +86,13 @@ def _one_by_one(job: Job, seen: list[CaseResult], numbers: list[int], limits: Li
     if not numbers:
         return
     with Host(mode=job.mode) as host:
-        mends = Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view, limits=limits))
+        matcher = KnownBugMatcher(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view, limits=limits))
         for number in numbers:
             try:
-                trial = mends.trials().look(job.cases[number])
+                trial = matcher.trials().look(job.cases[number])
                 if trial.verdict.rule != seen[number].rule:  # `explain` asks whether it is wrong alone, too
                     continue
-                found = mends.explain(trial, job.view)
+                found = matcher.explain(trial, job.view)
             except EagletwinError:  # no engine stands with the remedies
                 continue
             if found.known and found.trial.clean:

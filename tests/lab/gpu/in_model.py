@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, remedies_of
-from eagletwin.cases.reach import cannot_be_in, carried, on_a_cpu, unreached
+from eagletwin.cases.reach import cannot_be_in, on_a_cpu, port_entry, why_unreachable
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
@@ -32,7 +32,7 @@ class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status  `proven`: red without the fix, green with it. `cannot be`: by what the entry is about, the model or the CPU.
             `not shown`: no case that was tried shows it. `not run`: no engine for it
     rule    of a proof: the one by which it shows
-    attempt of a proof: which of the cases of `carried` shows it, from 0
+    attempt of a proof: which of the cases of `port_entry` shows it, from 0
     beside  live bugs that are mended on both sides, since they would show first
     idle    what the entry edits and this model's worker never calls
     why     why not, in short
@@ -70,7 +70,7 @@ def read(folder: Path) -> dict[str, InModel]:
 
 def without_running(entry: Entry, model: str) -> ModelCell | None:
     """What can be said of an entry in a model without a run; None: it must be run."""
-    why = unreached(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
+    why = why_unreachable(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
     return ModelCell(asked=asked_of(entry), status="cannot be", why=why) if why else None
 
 
@@ -83,7 +83,7 @@ def case_in(entry: Entry, model: str, attempt: int) -> Case:
     """The case by which an entry was proven in a model."""
     from eagletwin.harness.families.weights import target_says  # it imports torch
 
-    return next(islice(carried(entry, model, target_says), attempt, None)).case
+    return next(islice(port_entry(entry, model, target_says), attempt, None)).case
 
 
 def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tuple[list[Job], list[str]]:

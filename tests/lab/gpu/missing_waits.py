@@ -7,7 +7,7 @@ what the batch reads; schedule for the lengths that verify has published; copy f
 
 from msgspec.structs import replace
 
-from eagletwin.cases.sample_cases import drawn
+from eagletwin.cases.sample_cases import draw_cases
 from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
@@ -99,4 +99,4 @@ def missing_waits(seed: int) -> list[Job]:
 
 
 def _cases(focus: Focus, each: int, number: int) -> tuple[Case, ...]:
-    return tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
+    return tuple(draw_cases(cases(focus, held=tuple(VALUES)), each, number))

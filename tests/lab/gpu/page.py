@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.commands.page_facts import never_happened, read_facts
+from eagletwin.harness.commands.page_facts import read_facts, unexercised_features
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.document import Document, DocumentSection, Fields, Table, TableCell, TableRow, row
@@ -121,7 +121,7 @@ def _exercised(jobs: list[JobResult]) -> list[DocumentSection]:
     seen = [one for job in jobs for one in job.seen]
     features = Counter(name for one in seen for name in one.exercised)
     unseen = sum((Counter(one.unseen) for one in seen), Counter[str]())
-    tables = [_counted("Features", "feature", features, len(seen)), never_happened(features), _batches(jobs)]
+    tables = [_counted("Features", "feature", features, len(seen)), unexercised_features(features), _batches(jobs)]
     rows = tuple(row(rule, str(number)) for rule, number in sorted(unseen.items()))
     tables.append(
         Table(caption="Could not be compared, as in a graph", header=("rule", "comparisons"), rows=rows, searched=True)

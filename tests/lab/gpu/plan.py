@@ -12,12 +12,12 @@ from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.ledger import certain_node, decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.ledger.standalone import KEYS
-from eagletwin.cases.reach import unreached
-from eagletwin.cases.sample_cases import drawn
+from eagletwin.cases.reach import why_unreachable
+from eagletwin.cases.sample_cases import draw_cases
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.files import ABSENT, installed
+from eagletwin.harness.core.files import ABSENT, installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
@@ -85,7 +85,7 @@ def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
         name = options.mode or _mode_of(group, options)
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         focus = focus_of(number, WIDEST[dtype], **held)
-        found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
+        found = tuple(draw_cases(cases(focus, held=tuple(VALUES)), each, number))
         jobs.append(
             Job(
                 known=known_bugs(options.release, model, MODES[name]),
@@ -175,7 +175,7 @@ def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
     for group in range(groups):
         number = seed * 7919 + group
         small = greedy_cases(focus_of(number), held=tuple(VALUES), sizes=SMALL, max_requests=FEW_REQUESTS)
-        found = drawn(small, each, number)
+        found = draw_cases(small, each, number)
         endless = tuple(replace(case, requests=tuple(replace(one, stop=()) for one in case.requests)) for case in found)
         job = Job(name=f"plain-{group:03}", mode=MODES["overlap"], cases=endless)
         jobs += [replace(job, name=f"{job.name}-{copy}") for copy in range(copies)]
@@ -196,7 +196,7 @@ def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("gr
         green, red = there.sides(options.release)
         for name in (*modes, *there.modes):
             mode = replace(MODES[name], tp=options.tp, dtype=options.dtype, attention=options.attention)
-            if unreached(entry, mode):
+            if why_unreachable(entry, mode):
                 continue
             for word, side, patches in (("green", entry.green, green), ("red", entry.red, red)):
                 changes = side.patches if patches is None else patches
@@ -230,7 +230,7 @@ def _longer(entry: Entry) -> Case:
 
 def release_of(typed: str) -> str:
     """The release that was typed, or the installed one. Raises InputError if that is none."""
-    release = typed or installed("sglang")
+    release = typed or installed_version("sglang")
     if release == ABSENT:
         raise InputError(
             "SGLang is not installed here", consequence="no plan was written", remedy="name the host's release with --sglang"

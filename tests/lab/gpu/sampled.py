@@ -3,7 +3,7 @@
 from packaging.version import Version
 
 from eagletwin.cases.ledger.retracted_chunk_tail import ENTRY as RETRACTED
-from eagletwin.cases.sample_cases import drawn
+from eagletwin.cases.sample_cases import draw_cases
 from eagletwin.cases.strategies import VALUES, focus_of, rejects, sampling_cases
 from eagletwin.harness.core.patch import Edit, Patch
 
@@ -51,7 +51,7 @@ def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
         if rejection:
             focus = rejects(focus)
         # greedy requests under rejection sampling draft by chance up to 0.5.20: a bug that would be found in every case
-        found = drawn(
+        found = draw_cases(
             sampling_cases(
                 focus, held=tuple(VALUES), rejection=rejection, greedy=not rejection, retract=not MODES[name].overlap
             ),

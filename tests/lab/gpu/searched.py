@@ -6,9 +6,9 @@ as many as are asked for. A job draws its cases itself, where it runs: a plan of
 
 from msgspec import Struct
 
-from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.cases.blocks import Block, SearchConstraints, block_of
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.check.known import may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Patch
@@ -30,7 +30,9 @@ class Draw(Struct, frozen=True):
     @property
     def block(self) -> Block:
         """The block. Raises InputError if there is none of its number."""
-        return block_of(self.seed, self.number, Asked(wanted=runs_on_a_gpu, overlap=self.overlap, retract=not self.overlap))
+        return block_of(
+            self.seed, self.number, SearchConstraints(wanted=runs_on_a_gpu, overlap=self.overlap, retract=not self.overlap)
+        )
 
     def draw(self) -> tuple[Case, ...]:
         """The cases, which share a configuration."""
@@ -49,5 +51,8 @@ def bugs_of(probe: Case, release: str, mode: Mode) -> dict[str, Patch]:
     return {
         entry.id: entry.remedy
         for entry in LEDGER.values()
-        if entry.remedy is not None and entry.is_in(release) and not unreached(entry, mode) and may_show(entry, probe, mode)
+        if entry.remedy is not None
+        and entry.is_in(release)
+        and not why_unreachable(entry, mode)
+        and may_show(entry, probe, mode)
     }

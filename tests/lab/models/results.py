@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, remedies_of
-from eagletwin.cases.reach import carried
+from eagletwin.cases.reach import port_entry
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.provision import releases
@@ -24,7 +24,7 @@ def write(folder: Path, found: Collection[InModel]) -> None:
 
 def attempt_of(entry: Entry, case: Case) -> int:
     """Which of the cases of an entry in a model this one is."""
-    return next(n for n, one in enumerate(carried(entry, case.model, target_says)) if one.case == case)
+    return next(n for n, one in enumerate(port_entry(entry, case.model, target_says)) if one.case == case)
 
 
 def proven_in(folder: Path, model: str) -> list[Entry]:

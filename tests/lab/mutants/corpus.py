@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Asked
+from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.cases.strategies import ASKS
-from eagletwin.harness.check.known import Mends, mended
-from eagletwin.harness.commands.fuzz.looking import CaseSeen, Looking
+from eagletwin.cases.strategies import REQUEST_OPTIONS
+from eagletwin.harness.check.known import KnownBugMatcher, with_workarounds
+from eagletwin.harness.commands.fuzz.looking import BlockRunner, CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
@@ -37,7 +37,7 @@ MODULES = (
     "sglang.srt.managers.scheduler_components.batch_result_processor",
 )
 
-_FIELDS = [name for name, ask in ASKS.items() if ask.draw is not None]
+_FIELDS = [name for name, ask in REQUEST_OPTIONS.items() if ask.draw is not None]
 
 
 class Known(Struct, frozen=True):
@@ -80,7 +80,7 @@ class Known(Struct, frozen=True):
 
     @property
     def run(self) -> RunSpec:
-        return mended(DEFAULT_RUN, [LEDGER[name] for name in self.mended], self.view)
+        return with_workarounds(DEFAULT_RUN, [LEDGER[name] for name in self.mended], self.view)
 
 
 def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modules: Sequence[str] = MODULES) -> Iterator[Known]:
@@ -88,17 +88,17 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modul
     search for each thing that requests may ask for. modules: whose blocks are noted."""
     draw_from_seeds_alone()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
-        mends = Mends(host, DEFAULT_RUN)
+        matcher = KnownBugMatcher(host, DEFAULT_RUN)
         for told in ("", *_FIELDS):
-            asked = Asked(asks=(told,)) if told else Asked()
+            asked = SearchConstraints(asks=(told,)) if told else SearchConstraints()
             plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
-            looking = Looking(mends, plan)
+            looking = BlockRunner(matcher, plan)
             for number in range(asking if told else blocks):
                 for known in islice(_equal(looking, number, Path(folder)), each):
                     yield replace(known, told=f"requests with {told}" if told else "")
 
 
-def _equal(looking: Looking, number: int, folder: Path) -> Iterator[Known]:
+def _equal(looking: BlockRunner, number: int, folder: Path) -> Iterator[Known]:
     """The equal cases of a block."""
     for seen in looking.block(number):
         told = [msgspec.json.decode(file.read_bytes(), type=dict[str, list[int]]) for file in folder.glob("*.json")]

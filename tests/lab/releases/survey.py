@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known, Probe
-from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import on_a_cpu, why_unreachable
 from eagletwin.harness.commands.matrix import Matrix, Question
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
@@ -52,7 +52,7 @@ def cell_of(entry: Known, verdict: Verdict) -> Cell:
 
 def cell_without_asking(entry: Known) -> Cell | None:
     """What can be said of an entry without asking a release, on a CPU; None: a release must be asked."""
-    why = "" if isinstance(entry, Probe) else unreached(entry, on_a_cpu(entry))
+    why = "" if isinstance(entry, Probe) else why_unreachable(entry, on_a_cpu(entry))
     return Cell(asked=asked_of(entry), status="cannot tell", why=why) if why else None
 
 

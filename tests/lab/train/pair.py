@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagletwin.harness.core.files import installed
+from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.families import family_of
 from eagletwin.harness.families.recipe import Part, Recipe
 from eagletwin.harness.families.store import checkpoint_files
@@ -68,7 +68,10 @@ def make_pair(settings: PairSettings, corpus: Corpus, device: str, folder: Path,
         "held_out_loss": made.held_out,
         "accept_lengths": made.accept_lengths,
         "device": device,
-        "versions": {"python": platform.python_version(), **{name: installed(name) for name in ("torch", "transformers")}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: installed_version(name) for name in ("torch", "transformers")},
+        },
         "seconds": {name: round(seconds, 1) for name, seconds in made.seconds.items()},
         "files": digests,
     }

@@ -97,14 +97,14 @@ class Stop:
 def assign(case: Draft) -> tuple[Tensor, list[tuple[int, int]]]:
     """(out_cache_loc, moves of KV rows) of the worker's own preparation of draft decode."""
     moves: list[tuple[int, int]] = []
-    arguments = prepared(case, moves)
+    arguments = draft_arguments(case, moves)
     with contextlib.suppress(Assigned):
         load(WORKER).prepare_for_draft(*arguments)
         raise AssertionError("prepare_for_draft assigned no slots")
     return arguments[2].out_cache_loc, moves
 
 
-def prepared(case: Draft, moves: list[tuple[int, int]]) -> tuple[Any, ...]:
+def draft_arguments(case: Draft, moves: list[tuple[int, int]]) -> tuple[Any, ...]:
     """Arguments of prepare_for_draft; `moves` takes the moves that it asks the KV pool for."""
 
     def move(targets: Tensor, sources: Tensor) -> None:

@@ -56,7 +56,7 @@ class Verified:
         return torch.stack([tensor, torch.full_like(tensor, 2**30)], -1)[..., 0] if self.strided else tensor
 
 
-def verified(chain: bool = False) -> st.SearchStrategy[Verified]:
+def verified_batches(chain: bool = False) -> st.SearchStrategy[Verified]:
     return st.builds(Verified, batches(chain=chain), st.booleans())
 
 
@@ -74,10 +74,10 @@ def verify_is_committed(case: Verified) -> None:
     predict = case.laid_out(case.argmax.flatten())
     inputs = (predict, case.laid_out(case.accepts), case.laid_out(case.accept_lens), case.laid_out(case.lengths))
     lengths, bonus = load(EAGLE).prepare_verify_commit_outputs(*inputs)
-    committed(case, lengths, bonus)
+    check_commit(case, lengths, bonus)
 
 
-def committed(case: Verified, lengths: Tensor, bonus: Tensor) -> None:
+def check_commit(case: Verified, lengths: Tensor, bonus: Tensor) -> None:
     same("new lengths", lengths.tolist(), [m + len(path) for m, path in zip(case.batch.lengths, case.paths, strict=True)])
     same(
         "bonus tokens",
@@ -99,7 +99,7 @@ def chain_verify_is_committed(case: Tracked) -> None:
     predict = of.laid_out(of.argmax.flatten())
     inputs = (predict, of.laid_out(of.accepts), of.laid_out(of.accept_lens), of.laid_out(of.lengths))
     lengths, bonus, steps, extend = load(EAGLE).prepare_verify_commit_outputs(*inputs, nodes, case.interval)
-    committed(of, lengths, bonus)
+    check_commit(of, lengths, bonus)
     extend_inputs(of, *extend)
     same("last accepted steps", steps[0].tolist(), [path[-1] for path in of.paths])
     if not case.interval:
@@ -180,7 +180,7 @@ WINDOWS = {"lengths": st.lists(st.integers(0, 9), max_size=4).map(tuple), "width
 PROPERTIES = (
     Property(
         "bonus is filled",
-        verified(),
+        verified_batches(),
         bonus_is_filled,
         (
             Edit(target=f"{EAGLE}.fill_bonus_tokens", match="accept_len - 1", replacement="accept_len"),
@@ -189,7 +189,7 @@ PROPERTIES = (
     ),
     Property(
         "verify is committed",
-        verified(),
+        verified_batches(),
         verify_is_committed,
         (
             Edit(target=COMMIT, match="tl.store(new_seq_lens + row, length + accepted, valid)", replacement="pass"),
@@ -198,7 +198,7 @@ PROPERTIES = (
     ),
     Property(
         "chain verify is committed",
-        st.builds(Tracked, verified(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
+        st.builds(Tracked, verified_batches(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
         chain_verify_is_committed,
         (
             Edit(target=COMMIT, match="post // TRACK_INTERVAL * TRACK_INTERVAL - length - 1", replacement="accepted - 1"),
@@ -207,7 +207,7 @@ PROPERTIES = (
     ),
     Property(
         "draft extend gets its inputs",
-        verified(),
+        verified_batches(),
         draft_extend_gets_its_inputs,
         (
             Edit(
@@ -240,7 +240,7 @@ PROPERTIES = (
     ),
     Property(
         "rows come to the front",
-        verified().filter(lambda case: case.batch.nodes >= case.width),
+        verified_batches().filter(lambda case: case.batch.nodes >= case.width),
         rows_come_to_the_front,
         (Edit(target=f"{WORKER}._compact_accept_to_front", match="x[safe]", replacement="x[safe * 0]"),),
     ),

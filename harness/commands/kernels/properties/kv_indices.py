@@ -48,7 +48,7 @@ def table_of(case: Reads) -> tuple[Tensor, int, list[int] | None]:
     return table, 1, pages
 
 
-def expected(case: Reads, columns: list[list[int]]) -> tuple[list[int], list[int]]:
+def expected_indices(case: Reads, columns: list[list[int]]) -> tuple[list[int], list[int]]:
     """(slots of these columns of each branch, one branch behind the other; where each branch's begin, and the end)"""
     table, entries, pages = table_of(case)
     rows = table.tolist()
@@ -89,7 +89,7 @@ def steps_read_prefix_and_branch(case: Reads) -> None:
     for step in range(1, case.num_steps + 1):
         sizes = (case.topk, case.num_steps, case.page_size, case.recent, case.sink)
         columns = [draft_reads(case.requests.lengths[of], branch, step, *sizes).tolist() for of, branch in branches]
-        slots, bounds = expected(case, columns)
+        slots, bounds = expected_indices(case, columns)
         same(f"slots that step {step} reads", indices[step - 1].tolist(), slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
         same(f"bounds of branches at step {step}", ends[step - 1].tolist(), [*bounds, UNWRITTEN, UNWRITTEN])
 
@@ -116,7 +116,7 @@ def windows_read_the_last_of_both(case: Reads) -> None:
         columns = [
             draft_reads(case.requests.lengths[of], branch, step, *sizes)[-case.recent :].tolist() for of, branch in branches
         ]
-        slots, bounds = expected(case, columns)
+        slots, bounds = expected_indices(case, columns)
         same(f"slots that step {step} reads", indices[step - 1].tolist(), slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
         same(f"bounds of branches at step {step}", ends[step - 1].tolist(), [*bounds, UNWRITTEN, UNWRITTEN])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.tree import Move, accept_row, kv_moves, moved, path_to
+from eagletwin.reference.tree import Move, accept_row, kv_moves, move_rows, path_to
 
 from ..release import EAGLE, INDEX, LOCS, MOVE, POOLS, SPEC, load
 from ..tier import Property, same
@@ -112,7 +112,7 @@ def path_moves_in_mha_pool(case: AcceptedBatch) -> None:
         before = [buffer.clone() for buffer in [*pool.k_buffer, *pool.v_buffer]]
         accept(case, pool)
         for old, new in zip(before, [*pool.k_buffer, *pool.v_buffer], strict=True):
-            same("rows of the pool", new, moved(old, case.moves))
+            same("rows of the pool", new, move_rows(old, case.moves))
 
 
 def path_moves_in_mla_pool(case: AcceptedBatch) -> None:
@@ -122,7 +122,7 @@ def path_moves_in_mla_pool(case: AcceptedBatch) -> None:
     before = [buffer.clone() for buffer in pool.kv_buffer]
     accept(case, pool)
     for old, new in zip(before, pool.kv_buffer, strict=True):
-        same("rows of the pool", new, moved(old, case.moves))
+        same("rows of the pool", new, move_rows(old, case.moves))
 
 
 def index_of_tokens(buffer: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,11 +156,11 @@ def rows_move_in_dsa_pool(case: Moves) -> None:
     sources, targets = (torch.tensor([move[end] for move in case.moves], dtype=torch.int64) for end in (0, 1))
     pool.move_kv_cache(targets, sources)
     for old, new in zip(latent, pool.kv_buffer, strict=True):
-        same("rows of the pool", new, moved(old, case.moves))
+        same("rows of the pool", new, move_rows(old, case.moves))
     for layer, (old, new) in enumerate(zip(index, pool.index_key_cache.buffer, strict=True)):
         same(f"pages of layer {layer}'s index", old.shape[0], 0 if layer == 1 else 3)
         for before, after in zip(index_of_tokens(old), index_of_tokens(new), strict=True):
-            same(f"index of layer {layer}", after, moved(before, case.moves) if len(before) else before)
+            same(f"index of layer {layer}", after, move_rows(before, case.moves) if len(before) else before)
 
 
 TILED = f"{MOVE}.copy_all_layer_kv_cache_tiled"

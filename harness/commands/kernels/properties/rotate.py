@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.tree import rotated
+from eagletwin.reference.tree import rotate_ids
 
 from ..release import ROTATE, load
 from ..tier import Property, same, true
@@ -37,10 +37,10 @@ def ids_rotate(case: Rotation) -> None:
     expected = ids.tolist()
     for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
         if case.selected is None:
-            expected[start : start + length] = rotated(expected[start : start + length], row)
+            expected[start : start + length] = rotate_ids(expected[start : start + length], row)
         elif length:
             last = expected[start + length - 1]  # the row that nothing is shifted into
-            expected[start : start + length] = rotated(expected[start : start + length], last)
+            expected[start : start + length] = rotate_ids(expected[start : start + length], last)
             expected[start + case.selected[row]] = row
     select = (
         None if case.selected is None else torch.tensor([s + at for s, at in zip(starts, case.selected, strict=True)]).long()

@@ -18,14 +18,14 @@ from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, trac
 from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
 from ..tier import Property, same, true
 from ..trees import Batch, batches
-from .commit import Tracked, verified
+from .commit import Tracked, verified_batches
 
 
 def nodes_are_committed_in_a_kernel(case: Tracked) -> None:
     of, nodes = case.verified, case.verified.batch.nodes
     lengths = of.lengths if case.interval else None
     found = load(SCATTER).fused_commit_track_indices(of.accepts, of.accept_lens, lengths, nodes, case.interval)
-    _committed(case, *found)
+    _check_tracked_nodes(case, *found)
 
 
 def nodes_are_committed_in_torch(case: Tracked) -> None:
@@ -39,10 +39,10 @@ def nodes_are_committed_in_torch(case: Tracked) -> None:
         found = load(SPEC)._verify_commit_step_indices(
             batch=batch, accept_index=of.accepts, accept_lens=of.accept_lens, draft_token_num=nodes
         )
-    _committed(case, *found)
+    _check_tracked_nodes(case, *found)
 
 
-def _committed(case: Tracked, last: Tensor, tracked: Tensor | None) -> None:
+def _check_tracked_nodes(case: Tracked, last: Tensor, tracked: Tensor | None) -> None:
     """The last accepted node, and the one that reaches a multiple of the interval; -1: none does."""
     of = case.verified
     same("last accepted nodes", last.tolist(), [path[-1] for path in of.paths])
@@ -93,7 +93,7 @@ def links_follow_from_a_mask_on_the_host(case: Masked) -> None:
     same("retrieve_next_sibling", sibling.tolist(), [list(link[1]) for link in links])
 
 
-TRACKED = st.builds(Tracked, verified(), st.sampled_from([0, 0, 1, 2, 3, 8]))
+TRACKED = st.builds(Tracked, verified_batches(), st.sampled_from([0, 0, 1, 2, 3, 8]))
 MASKED = st.builds(Masked, batches())
 _NODES = f"{SCATTER}._fused_commit_track_indices_kernel"
 _LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"

@@ -282,7 +282,7 @@ def _expert_arguments(recipe: Recipe, mode: Mode) -> dict[str, str]:
     return {}
 
 
-def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
+def changed_settings(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
     settings = case.engine.sglang
     asked: dict[str, Any] = {
@@ -325,7 +325,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "max_total_tokens": scheduler.max_total_num_tokens,
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
-        "graphs": cuda.captured(scheduler),
+        "graphs": cuda.captured_batch_sizes(scheduler),
         "attention": speculation.attention_backends(scheduler),
         "host_pages": memory.host_cache_pages(scheduler),
     }

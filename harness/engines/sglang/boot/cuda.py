@@ -88,7 +88,7 @@ def graph_arguments(mode: Mode) -> dict[str, Any]:
     return sizes | {"disable_prefill_cuda_graph": True}
 
 
-def captured(scheduler: Any) -> tuple[int, ...]:
+def captured_batch_sizes(scheduler: Any) -> tuple[int, ...]:
     """The batch sizes for which the target's verify was captured; none without graphs."""
     runner = getattr(scheduler.tp_worker.model_runner, "decode_cuda_graph_runner", None)
     return tuple(sorted(getattr(runner, "capture_bs", None) or ()))
@@ -105,12 +105,12 @@ def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
     drafting: Any = importlib.import_module(f"sglang.srt.speculative.{worker}")
     original = drafting.select_top_k_tokens
 
-    def noted(step: int, *args: Any, **kwargs: Any) -> Any:
+    def capture(step: int, *args: Any, **kwargs: Any) -> Any:
         result = original(step, *args, **kwargs)
         CAPTURES.note(step, result)
         return result
 
-    drafting.select_top_k_tokens = noted
+    drafting.select_top_k_tokens = capture
     try:
         yield
     finally:

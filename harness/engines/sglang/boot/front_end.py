@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol
 
 from ..blame import NotDriven
@@ -63,7 +63,7 @@ def end_at_once(tell: Callable[[str], None], shims: list[str]) -> None:
 
     tell: is told what is known of the one that died"""
 
-    def failed(error: str) -> NoReturn:
+    def fail(error: str) -> NoReturn:
         tell(error)
         os._exit(1)
 
@@ -71,12 +71,12 @@ def end_at_once(tell: Callable[[str], None], shims: list[str]) -> None:
         both = zip(self._names, self._processes, strict=True)
         dead = [(name, process.exitcode) for name, process in both if not process.is_alive() and process.exitcode != 0]
         if dead:
-            failed(", ".join(f"{name} {how_it_ended(code)}" for name, code in dead))
+            fail(", ".join(f"{name} {describe_exit(code)}" for name, code in dead))
         return False
 
     instead: dict[str, Callable[..., Any]] = {
         "sglang.srt.utils.watchdog.SubprocessWatchdog._check_processes": check,
-        "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler": lambda *_: failed(
+        "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler": lambda *_: fail(
             "one of its processes failed, and said so"
         ),
     }

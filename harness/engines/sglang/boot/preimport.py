@@ -46,15 +46,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
         if hasattr(module, find):
             look = getattr(module, find)
 
-            def found(module_path: Any, prefix: str | None = None) -> Any:
+            def look_once(module_path: Any, prefix: str | None = None) -> Any:
                 place = Path(module_path)
                 folder = place if place.is_dir() else place.parent
-                return _remembered(f"{module_path} {prefix}", folder, lambda: look(module_path, prefix))
+                return _load_or_compute(f"{module_path} {prefix}", folder, lambda: look(module_path, prefix))
 
-            setattr(module, find, found)
+            setattr(module, find, look_once)
 
 
-def _remembered(name: str, folder: Path, work_out: Callable[[], Any]) -> Any:
+def _load_or_compute(name: str, folder: Path, work_out: Callable[[], Any]) -> Any:
     """What work_out() returned when the source below this folder was as it is now: plain dicts, sets and strings."""
     key = repr((name, sys.version, sorted(_state(str(folder))))).encode()
     file = cache_folder("imports") / hashlib.sha256(key).hexdigest()
@@ -110,12 +110,12 @@ def _leave_configurations_unwritten(shims: list[str]) -> None:
 
     for name in ("PreTrainedConfig", "PretrainedConfig"):  # before transformers 5
         if hasattr(configuration_utils, name):
-            getattr(configuration_utils, name).__repr__ = _named
+            getattr(configuration_utils, name).__repr__ = _describe_configuration
             shims.append(f"transformers' {name}.__repr__: the class alone")
             return
 
 
-def _named(configuration: object) -> str:
+def _describe_configuration(configuration: object) -> str:
     return f"{type(configuration).__name__} of {getattr(configuration, 'model_type', 'no type')}"
 
 

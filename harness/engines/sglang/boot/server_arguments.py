@@ -99,7 +99,7 @@ def words(asked: protocol.Serve) -> list[str]:
         "sleep-on-idle": True,  # an idle scheduler would take a core
         "log-level": "error",
     }
-    return [*_typed(named), *asked.more]
+    return [*_format_arguments(named), *asked.more]
 
 
 def settings(asked: protocol.Serve) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def register_models(asked: protocol.Serve) -> None:
     find(names)
 
 
-def _typed(named: dict[str, object]) -> list[str]:
+def _format_arguments(named: dict[str, object]) -> list[str]:
     found = []
     for name, value in named.items():
         if value is True:

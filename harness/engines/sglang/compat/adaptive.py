@@ -44,7 +44,7 @@ def arguments(settings: Adaptive | None) -> dict[str, Any]:
     """Fields of ServerArgs. The table is a file, as SGLang reads it, in the engine's own folder."""
     if settings is None:
         return {}
-    return {"speculative_adaptive": True, "speculative_adaptive_config": str(_written(settings))}
+    return {"speculative_adaptive": True, "speculative_adaptive_config": str(_write_settings(settings))}
 
 
 def controller(scheduler: Any) -> Any:
@@ -108,7 +108,7 @@ def restart(scheduler: Any, case: Case) -> None:
         return
     own = controller(scheduler)
     graphs = getattr(own.params, "_cuda_graph_bs", None)
-    own.params = _policy()(initial_steps=case.num_steps, cfg_path=str(_written(case.engine.sglang.adaptive)))
+    own.params = _policy()(initial_steps=case.num_steps, cfg_path=str(_write_settings(case.engine.sglang.adaptive)))
     if graphs is not None:  # the choice goes by the size that a graph pads a batch to
         own.params.set_cuda_graph_bs(graphs)
     own._activate(case.num_steps)
@@ -118,7 +118,7 @@ def _policy() -> Any:
     return importlib.import_module(_POLICY).AdaptiveSpeculativeParams
 
 
-def _written(settings: Adaptive) -> Path:
+def _write_settings(settings: Adaptive) -> Path:
     """A file for these settings alone, and whole as soon as it has its name: another rank may read it in this moment."""
     table: dict[str, Any] = {str(tier.batch): {"candidate_steps": list(tier.steps)} for tier in settings.tiers}
     table |= {

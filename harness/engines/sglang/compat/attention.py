@@ -22,7 +22,7 @@ def run_adapters_on_cpu(shims: list[str]) -> None:
     import torch
 
     for name in _FACTORIES:
-        setattr(torch, name, _unpinned(getattr(torch, name)))
+        setattr(torch, name, _without_pinning(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     shims.append(f"{', '.join(f'torch.{name}' for name in _FACTORIES)}, Tensor.pin_memory: no pinned memory")
     for home in _HOMES:
@@ -32,7 +32,7 @@ def run_adapters_on_cpu(shims: list[str]) -> None:
             shims.append("lora_tuning_config.get_device_name: cpu")
 
 
-def _unpinned(original: Any) -> Any:
+def _without_pinning(original: Any) -> Any:
     def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
         return hand_on(original, *args, **kwargs)
 
@@ -111,7 +111,7 @@ def _with_both(name: str) -> Any:
 # backend from its context, and the pools from the backend; the fields of the batch are not read.
 
 
-def used(*arguments: Any) -> dict[str, Any]:
+def forward_memory(*arguments: Any) -> dict[str, Any]:
     """By the name that it has on a model runner. arguments: those of the model's forward, the batch among them."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 

@@ -145,7 +145,7 @@ _OF_STATES = (
 )
 
 
-def launched(*, states: bool = False) -> list[ModuleType]:
+def launched_modules(*, states: bool = False) -> list[ModuleType]:
     """Those of them that this SGLang has. Attention's are imported by a backend as it is made, which is after the fork.
 
     states: those of layers that keep a state, and no others"""

@@ -19,7 +19,7 @@ from ..stand_ins import late_copies
 # Where a release keeps its free pages, what a request owns of its row of req_to_token, and what a prefix match found.
 
 
-class Held(NamedTuple):
+class RequestMemory(NamedTuple):
     """A request's memory. `row` of req_to_token, None if it has none; the prefix cache owns positions [0, protected)."""
 
     row: int | None
@@ -27,20 +27,20 @@ class Held(NamedTuple):
     allocated: int
 
 
-def held(request: Any) -> Held:
+def request_memory(request: Any) -> RequestMemory:
     """0.5.19 and later have one record of it all; 0.5.16 to 0.5.18 a record of lengths, which comes and goes with the row;
     before that all of it is on the request."""
     if not hasattr(request, "kv"):
-        return Held(request.req_pool_idx, request.cache_protected_len, request.kv_allocated_len)
+        return RequestMemory(request.req_pool_idx, request.cache_protected_len, request.kv_allocated_len)
     kv: Any = request.kv
     if hasattr(kv, "req_pool_idx"):
         return held_by(kv)
-    return Held(request.req_pool_idx, request.cache_protected_len, 0 if kv is None else kv.kv_allocated_len)
+    return RequestMemory(request.req_pool_idx, request.cache_protected_len, 0 if kv is None else kv.kv_allocated_len)
 
 
-def held_by(record: Any) -> Held:
+def held_by(record: Any) -> RequestMemory:
     """The same by the record of it all, which a session has as well."""
-    return Held(record.req_pool_idx, record.cache_protected_len, record.kv_allocated_len)
+    return RequestMemory(record.req_pool_idx, record.cache_protected_len, record.kv_allocated_len)
 
 
 def free_pages(allocator: Any) -> Tensor:
@@ -84,18 +84,18 @@ def _holder(request: Any) -> Any:
 
 def row(request: Any) -> int:
     """The row of a request that has one, which leads to its slot."""
-    found = held(request).row
+    found = request_memory(request).row
     assert found is not None
     return int(found)
 
 
-def own(request: Any) -> int:
+def state_slot(request: Any) -> int:
     """The slot that a request owns; -1: none."""
     slot = _holder(request).mamba_pool_idx
     return -1 if slot is None else int(slot)
 
 
-def tracked(request: Any) -> list[int]:
+def tracked_slots(request: Any) -> list[int]:
     """Those in which a state is tracked for the prefix cache."""
     holder = _holder(request)
     slots = getattr(holder, "mamba_ping_pong_track_buffer", None)
@@ -113,7 +113,7 @@ def windows_of_nodes(pool: Any) -> list[Tensor]:
     return laid
 
 
-def cached(cache: Any) -> Tensor:
+def cached_slots(cache: Any) -> Tensor:
     """Slots that the prefix cache owns [n]. Up to 0.5.21 a cache that is off has no answer."""
     if not hasattr(cache, "all_mamba_values_flatten"):
         return torch.zeros(0, dtype=torch.int64)

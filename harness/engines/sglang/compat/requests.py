@@ -6,7 +6,7 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Adapter, Request, biases, processed
+from eagletwin.harness.core.case import Adapter, Request, biases, processor_bias
 from eagletwin.harness.families.dimensions import DIMENSIONS
 
 from ..blame import NotDriven
@@ -18,7 +18,7 @@ def _takes_arrays(message: Any) -> bool:
     return "array" in str(message.__annotations__["input_ids"])
 
 
-def tokenized(request: Request, vocabulary: int) -> Any:
+def tokenized_request(request: Request, vocabulary: int) -> Any:
     """The message that hands this request to the scheduler, of a model with so many tokens. Raises NotDriven for what the
     request asks for and this release's message has no field for."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -35,7 +35,7 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     if request.processor is not None:
         from ..logit_processor import Adds
 
-        processor, how["custom_params"] = Adds.to_str(), {"added": processed(request.processor, vocabulary)}
+        processor, how["custom_params"] = Adds.to_str(), {"added": processor_bias(request.processor, vocabulary)}
     if request.grammar is not None:
         from ..grammars import parameters
 
@@ -60,7 +60,7 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         "input_embeds": None,
         "token_type_ids": None,
         "custom_logit_processor": processor,
-        "lora_id": _named(request.adapter),
+        "lora_id": _adapter_name(request.adapter),
         "session_params": _of_session(request.session) if request.session else None,
     }
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
@@ -70,7 +70,7 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})
 
 
-def _named(adapter: Adapter | None) -> str | None:
+def _adapter_name(adapter: Adapter | None) -> str | None:
     if adapter is None:
         return None
     from ..case_requests import name_of

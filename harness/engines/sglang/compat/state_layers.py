@@ -203,14 +203,14 @@ def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:
                 _as_elsewhere(importlib.import_module(name))
                 shims.append(f"{name}: is_cpu() is False")
         for gate in (_STATES, *((one,) for one in gates)):
-            shims.append(f"{_opened(gate)}: for tensors on a CPU too")
+            shims.append(f"{_open_gate(gate)}: for tensors on a CPU too")
         for gate in (_WINDOWS, _WITH_CACHE, _COMMITTED):
             with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
-                shims.append(f"{_opened(gate)}: for tensors on a CPU too")
+                shims.append(f"{_open_gate(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
         raise _elsewhere(error) from error
     with contextlib.suppress(patches.PatchFailed):  # the memory is another one, or a crash tells
-        shims.append(f"{_opened((_PINNED,))}: no pinned memory")
+        shims.append(f"{_open_gate((_PINNED,))}: no pinned memory")
     let_cuda_be_the_cpu_for_states(shims)
     try:
         complete(shims)
@@ -230,7 +230,7 @@ def strategy_argument() -> str:
     return next(name for name in names if hasattr(ServerArgs, name))
 
 
-def _opened(gate: Sequence[tuple[str, str, str]]) -> str:
+def _open_gate(gate: Sequence[tuple[str, str, str]]) -> str:
     """The first function of these that has the gate, which is open now. Raises PatchFailed with what the first lacks."""
     first: Exception | None = None
     for function, match, replacement in gate:

@@ -113,7 +113,7 @@ def histogram(payload: Any, n: int) -> list[int] | None:
     return None if found is None else list(found)
 
 
-def decoded(payload: Any, n: int) -> list[int]:
+def decode_ids(payload: Any, n: int) -> list[int]:
     """The ids that the detokenizer goes on from: at first some of the prompt's as well."""
     return list(_entry(payload, ("decode_ids",), n) or ())
 

@@ -62,7 +62,7 @@ def main() -> None:
         except (EOFError, ConnectionError):
             return
         if not isinstance(message, protocol.Import):
-            raise protocol.unexpected(message)
+            raise protocol.unexpected_message(message)
         connection, leash = descriptors[0], socket.socket(fileno=descriptors[1])
         process = os.fork()
         if process == 0:

@@ -37,7 +37,7 @@ def main() -> None:
         except EOFError:
             return
         if not isinstance(message, protocol.Build):
-            raise protocol.unexpected(message)
+            raise protocol.unexpected_message(message)
         reap()
         if os.fork() == 0:
             connection.close()

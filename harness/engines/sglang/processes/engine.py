@@ -55,9 +55,9 @@ def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: 
             os.close(descriptors[0])
             continue
         if not isinstance(message, protocol.Run):
-            raise protocol.unexpected(message)
+            raise protocol.unexpected_message(message)
         spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
-        if standing is not None and (spent or standing.gone()):
+        if standing is not None and (spent or standing.is_gone()):
             standing.hang_up()  # it ends by itself
             standing = None
         reap()
@@ -105,7 +105,7 @@ def launch_rank(theirs: socket.socket) -> int:
         die_with_parent()
         build, _ = protocol.receive(theirs)
         if not isinstance(build, protocol.Build):
-            raise protocol.unexpected(build)
+            raise protocol.unexpected_message(build)
         scheduler, info = stand(theirs, build)
         runner.serve(theirs, scheduler, info, build)
     return child
@@ -122,14 +122,14 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
     _apply(connection, build.patches)
     kernels.prepare(build, boot.SHIMS)
     try:
-        with kernels.building(build), patches.watched(build.foreseen):
+        with kernels.building(build), patches.watch_calls(build.foreseen):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
-        changed, info = boot.changed(scheduler, build.configuration, build.mode), _info(build, scheduler)
+        changed, info = boot.changed_settings(scheduler, build.configuration, build.mode), _info(build, scheduler)
     except NotDriven as error:
         protocol.send(connection, protocol.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
-        protocol.send(connection, protocol.refused(error))
+        protocol.send(connection, protocol.refusal_of(error))
         os._exit(0)
     if changed:
         protocol.send(connection, protocol.Refused(f"it changes {changed} without being asked", ""))
@@ -167,7 +167,7 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
         worker=type(scheduler.draft_worker or scheduler.tp_worker).__name__,
         overlap=bool(scheduler.enable_overlap),
         patches=tuple(patch.name for patch in build.patches),
-        shims=(*boot.SHIMS, *stubs.declared()),
+        shims=(*boot.SHIMS, *stubs.describe_stubs()),
         mode=build.mode.words,
         graphs=build.mode.graphs,
         tp=build.mode.tp,

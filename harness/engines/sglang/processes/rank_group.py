@@ -41,10 +41,10 @@ def serve(caller: socket.socket, build: protocol.Build, launch: Launch) -> NoRet
         except (EOFError, ConnectionError):
             os._exit(0)
         if not isinstance(run, protocol.Run):
-            raise protocol.unexpected(run)
+            raise protocol.unexpected_message(run)
         # a worker on a GPU takes many seconds to build, and is reset instead (drive.py)
         spent = build.mode.device == "cpu" and run.fresh and standing is not None and standing.ran > 0
-        if standing is not None and (spent or standing.gone()):
+        if standing is not None and (spent or standing.is_gone()):
             standing.kill()
             standing = None
         if standing is None:
@@ -103,7 +103,7 @@ def _built(standing: Runner, rank: int) -> protocol.Built | protocol.Refused | p
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return protocol.Refused(f"the process died while the scheduler was built ({how})", "")
     if not isinstance(answer, protocol.Built | protocol.Refused | protocol.PatchDidNotApply):
-        raise protocol.unexpected(answer)
+        raise protocol.unexpected_message(answer)
     return answer
 
 

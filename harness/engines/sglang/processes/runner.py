@@ -46,7 +46,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
             except (EOFError, ConnectionError):
                 os._exit(0)
             if not isinstance(message, protocol.Run):
-                raise protocol.unexpected(message)
+                raise protocol.unexpected_message(message)
             if message.fresh:  # a fork has run nothing; a process on a GPU is reset (drive.py), which counts as fresh
                 before = 0
             kernels.clear()
@@ -90,7 +90,7 @@ class _Run:
         self._open_log()
         case = self._message.case
         driven = drive.Drive(
-            *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
+            *(self._scheduler, case, self._recorder, self._note_stage, self._message.until, self._live()),
             jitter=self._message.jitter,
             info=self._info,
         )
@@ -115,7 +115,7 @@ class _Run:
         if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
             detail = f"stub {stubs.called[0]} was called and the exception swallowed"
             ending = Ending(kind="crashed", detail=detail, where=self._where)
-        ending = kernels.violated(self._where) or ending
+        ending = kernels.find_violation(self._where) or ending
         self._jittered = driven.jittered or UNSET
         self._write(driven.case, ending)
         self._progress.close()
@@ -135,10 +135,10 @@ class _Run:
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR2, file=2)
 
-    def _reached(self, stage: str) -> None:
+    def _note_stage(self, stage: str) -> None:
         iteration = self._recorder.records[-1].iteration if self._recorder.records else 0
         self._where = f"{stage}, iteration {iteration}"
-        self._progress.reached(self._where)
+        self._progress.note(self._where)
 
     def _live(self) -> Callable[[int, Case], tuple[Case, bool]] | None:
         if not self._message.live:
@@ -150,7 +150,7 @@ class _Run:
             protocol.send(self._connection, protocol.Stepped(iteration))
             step, _ = protocol.receive(self._connection)
             if not isinstance(step, protocol.Step):
-                raise protocol.unexpected(step)
+                raise protocol.unexpected_message(step)
             arrived = tuple(replace(request, arrive=iteration) for request in step.requests)
             events = tuple(replace(event, at=iteration) for event in step.events)
             grown = replace(
@@ -179,7 +179,7 @@ class _Run:
         header = new_header(
             case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
         )
-        patched, unreached = patches.changes() or UNSET, patches.unreached() or UNSET
+        patched, unreached = patches.changes() or UNSET, patches.idle_functions() or UNSET
         header = replace(header, differs=changes.differs(), patched=patched, unreached_edits=unreached)
         header = replace(header, jittered=self._jittered)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.terminal import how_it_ended
+from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol, triton_cpu
 
 from .. import kernels, patches
@@ -76,7 +76,7 @@ def _watch(caller: socket.socket, said: socket.socket, launcher: int) -> str:
             message, _ = protocol.receive(said)
         except (EOFError, ConnectionError):  # all that held the other end are gone
             code = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
-            return error or f"its first process {how_it_ended(code)}"
+            return error or f"its first process {describe_exit(code)}"
         if isinstance(message, protocol.Refused):
             error = error or message.error
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _watch_scheduler(word: socket.socket, asked: protocol.Serve) -> None:
         if changed:
             raise NotDriven(f"SGLang changes {changed} without being asked")
         kernels.start(asked, self)
-        protocol.send(word, protocol.Serving((*boot.SHIMS, *stubs.declared())))
+        protocol.send(word, protocol.Serving((*boot.SHIMS, *stubs.describe_stubs())))
 
     scheduler.__init__ = _telling(built, word)
     if hasattr(scheduler, "run_event_loop"):  # up to 0.5.9 its process chooses between two loops
@@ -176,14 +176,14 @@ def _watch_scheduler(word: socket.socket, asked: protocol.Serve) -> None:
 
 
 def _telling(function: Callable[..., Any], word: socket.socket) -> Callable[..., Any]:
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             _tell(word, f"its scheduler failed: {_brief(error)}", traceback.format_exc())
             raise
 
-    return told
+    return reporting
 
 
 def _tell(word: socket.socket, error: str, trace: str) -> None:

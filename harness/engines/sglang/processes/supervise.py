@@ -43,7 +43,7 @@ class Progress:
         self._file = folder / _NAME
         self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
 
-    def reached(self, where: str) -> None:
+    def note(self, where: str) -> None:
         """In one piece, so that a process that dies leaves this or what was there before."""
         text = where.encode()[: _SIZE - _HEAD.size]
         os.pwrite(self._descriptor, _HEAD.pack(time.monotonic(), len(text)) + text, 0)
@@ -142,7 +142,7 @@ class Runner:
     connections: list[socket.socket]
     ran: int = 0
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether a waiting process was killed: it sends nothing while it waits, so a readable socket means that it ended."""
         return bool(select.select(self.connections, [], [], 0)[0])
 
@@ -198,7 +198,7 @@ class _Rank:
             self.waits = message
         else:
             if not isinstance(message, protocol.Ran):
-                raise protocol.unexpected(message)
+                raise protocol.unexpected_message(message)
             self.answer = message
 
     def look(self) -> None:
@@ -216,7 +216,7 @@ class _Rank:
         os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
-    def ended_when_asked(self) -> bool:
+    def reap(self) -> bool:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         self.gone = pid != 0
         self.wrote = self.gone and os.waitstatus_to_exitcode(status) == STUCK
@@ -266,13 +266,13 @@ class _Watch:
     def running(self) -> list[_Rank]:
         return [rank for rank in self.ranks if rank.answer is None]
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the others are ended: by a limit, or because one of them is gone."""
-        seconds = self._left()
+        seconds = self._seconds_to_limit()
         if seconds <= 0:  # not if they have come farther since the last look
             for rank in self.running:
                 rank.look()
-            seconds = self._left()
+            seconds = self._seconds_to_limit()
         return seconds
 
     def look_for_compilers(self) -> None:
@@ -282,7 +282,7 @@ class _Watch:
         for rank in self.running:
             rank.stepped = min(rank.stepped + seconds, time.monotonic())
 
-    def _left(self) -> float:
+    def _seconds_to_limit(self) -> float:
         now = time.monotonic()
         if self.first is not None:
             return self.at + _GRACE_SECONDS - now
@@ -303,7 +303,7 @@ class _Watch:
         left = list(self.killed)
         while left and time.monotonic() < now + _LAST_WORD_SECONDS:
             time.sleep(0.01)
-            left = [rank for rank in left if not rank.ended_when_asked()]
+            left = [rank for rank in left if not rank.reap()]
         for rank in left:
             rank.kill()
 
@@ -350,7 +350,7 @@ def supervise(standing: Runner, caller: socket.socket, run: protocol.Run) -> pro
             protocol.send(connection, replace(run, folder=str(folder)))
     watch = _Watch(ranks, run, now)
     while watch.running:
-        left = watch.left()
+        left = watch.seconds_left()
         ready = select.select([rank.connection for rank in watch.running], [], [], max(0.0, min(left, LOOK_SECONDS)))[0]
         if left <= 0 and not ready:  # where this process was held up, an answer may have come meanwhile
             heard = [rank for rank in watch.running if rank.has_died()]

@@ -20,7 +20,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     build, _ = protocol.receive(connection)
     if not isinstance(build, protocol.Build):
-        raise protocol.unexpected(build)
+        raise protocol.unexpected_message(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
         from .. import changes, own_loader
@@ -40,7 +40,7 @@ def main() -> None:
         else:
             own_loader.confirm_installed_sglang()
     except BaseException as error:
-        protocol.send(connection, protocol.refused(error, "SGLang cannot be imported: "))
+        protocol.send(connection, protocol.refusal_of(error, "SGLang cannot be imported: "))
         os._exit(0)
     scheduler, info = engine.stand(connection, build)
     gc.enable()

@@ -46,7 +46,7 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
         with contextlib.suppress(OSError):  # the log cannot be written
             traceback.print_exc()  # first: the caller ends this process when it has read the answer
             sys.stderr.flush()
-        protocol.send(connection, protocol.refused(error))
+        protocol.send(connection, protocol.refusal_of(error))
         raise
     _serve(connection, front=front)
 
@@ -83,7 +83,7 @@ def _serve(connection: socket.socket, *, front: bool) -> None:
                 protocol.send(further, ready)
             continue
         if not isinstance(message, protocol.Serve if front else protocol.Build | protocol.Probe):
-            raise protocol.unexpected(message)
+            raise protocol.unexpected_message(message)
         _before_a_fork(message)
         if os.fork() == 0:
             _leave_files_in(callers[caller])

@@ -60,7 +60,7 @@ class Guards:
     def around(self, tap: Around, *, always: bool = False) -> Around:
         """The tap, guarded. always: also where no chosen request is in the batch."""
 
-        def guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def call_guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not (always or self._active()):
                 return original(*args, **kwargs)
             call, begin = _Call(original), time.perf_counter()
@@ -74,7 +74,7 @@ class Guards:
             finally:
                 self.clock.taken += time.perf_counter() - begin - call.seconds
 
-        return guarded
+        return call_guarded
 
 
 class GuardedWraps(Wraps):

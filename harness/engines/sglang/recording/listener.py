@@ -15,7 +15,7 @@ from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.recording import RECORDING, RecordedServer, RecordingHeader, Skipped
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import SCHEMA, When, snapshot
-from eagletwin.harness.engines.protocol import RecordOptions, asked
+from eagletwin.harness.engines.protocol import RecordOptions, read_record_options
 
 from ..blame import Wraps
 from ..compat import memory, workers
@@ -39,7 +39,7 @@ _CACHES = ("UnifiedRadixCache", "RadixCache", "ChunkCache")  # whose counts of s
 
 def listen(scheduler: Any) -> None:
     """Record what this scheduler was asked to record; nothing if it does not draft. Called when it is built."""
-    wanted = asked()
+    wanted = read_record_options()
     if wanted is None or getattr(scheduler, "draft_worker", None) is None:
         return
     if workers.is_v1(scheduler):
@@ -59,7 +59,7 @@ class _Inner(Inner):
 
     def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(batch, *args, **kwargs)
-        self._now.drafting().replayed(result)
+        self._now.drafting().note_replay(result)
         return result
 
 
@@ -72,7 +72,7 @@ class Listener(Taps):
     def __init__(self, scheduler: Any, folder: Path, options: RecordOptions) -> None:
         self._scheduler = scheduler
         self._options = options
-        self._guards = Guards(self._failed, lambda: bool(self._now.requests))
+        self._guards = Guards(self._handle_failure, lambda: bool(self._now.requests))
         self._underway = UnderWay()
         self._failures, self._last_failure, self._off = 0, "", False
         super().__init__(scheduler, self._underway, lambda _: None)
@@ -151,7 +151,7 @@ class Listener(Taps):
     def _record_owners(self) -> None:
         """Who of this batch owns which slot, for the recordings of it. What the prefix cache owns is not looked up."""
         requests = self._now.requests
-        tables = [self.allocation.allocated(request) for request in requests]
+        tables = [self.allocation.allocated_slots(request) for request in requests]
         slots = np.concatenate(tables).astype(np.int32)
         owners = np.repeat(np.arange(len(requests), dtype=np.int32), [len(table) for table in tables])
         tensors = {"slots": slots, "owners": owners, "cached": np.empty(0, np.int32)}
@@ -191,7 +191,7 @@ class Listener(Taps):
         self._looked_at_pool = now
         page, held = self._of.page, 0
         for request in self._live(batch):
-            own = memory.held(request)
+            own = memory.request_memory(request)
             if own.row is not None:
                 held += -(-own.allocated // page) * page - own.protected
         numbers = self.allocation.counts() | {"held": held}
@@ -204,7 +204,7 @@ class Listener(Taps):
         batches = [batch, *(getattr(scheduler, name, None) for name in _BATCHES)]
         batches += [launched for launched, *_ in getattr(scheduler, "result_queue", None) or ()]
         found = [request for one in batches if one is not None for request in (getattr(one, "reqs", None) or ())]
-        found += [*scheduler.waiting_queue, *_chunked(scheduler)]
+        found += [*scheduler.waiting_queue, *_chunked_requests(scheduler)]
         return list({id(request): request for request in found}.values())
 
     def _end(self, batch: Any) -> None:
@@ -228,7 +228,7 @@ class Listener(Taps):
         request = recording.request
         if ending.kind == "finished":
             aborted, otherwise = server_facts.ended_otherwise(request)
-            tokens = np.array(server_facts.emitted(request), np.int64)
+            tokens = np.array(server_facts.output_tokens(request), np.int64)
             numbers = {"aborted": int(aborted), "otherwise": int(otherwise)}
             recording.add(0, "finished", numbers, {"tokens": tokens}, when=When(self._batches + 1))
         of = self._of
@@ -256,7 +256,7 @@ class Listener(Taps):
     def _spent(self, seconds: float) -> None:
         self._guards.clock.taken += seconds
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         """A tap failed: what is under way has a gap, and is given up."""
         self._failures += 1
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -286,7 +286,7 @@ class Listener(Taps):
         )
 
 
-def _chunked(scheduler: Any) -> Iterator[Any]:
+def _chunked_requests(scheduler: Any) -> Iterator[Any]:
     """The requests whose prompts are prefilled in chunks; a release has one or several."""
     one = getattr(scheduler, "chunked_req", None)
     yield from [one] if one is not None else []

@@ -98,17 +98,17 @@ def request_of(recording: Recording, options: RecordOptions) -> RecordedRequest:
     rid = str(request.rid)
     sampling = request.sampling_params
 
-    def permuted(tokens: list[int]) -> tuple[int, ...]:
-        return tuple(recording.permuted(np.array(tokens, np.int64)).tolist())
+    def permute(tokens: list[int]) -> tuple[int, ...]:
+        return tuple(recording.permute(np.array(tokens, np.int64)).tolist())
 
     return RecordedRequest(
         id=recording.id,
         rid=sha256(f"{options.key}/rid/{rid}".encode()).hexdigest()[:32] if options.private else rid,
-        prompt=permuted([int(token) for token in request.origin_input_ids]),
+        prompt=permute([int(token) for token in request.origin_input_ids]),
         max_new_tokens=int(sampling.max_new_tokens),
-        stop=permuted(sorted(_ends(request))),
+        stop=permute(sorted(_ends(request))),
         sampled=int(sampling.top_k) != 1,
-        altered=_altered(request),
+        altered=_has_altered_logits(request),
     )
 
 
@@ -127,7 +127,7 @@ _PLAIN = {
 }
 
 
-def _altered(request: Any) -> bool:
+def _has_altered_logits(request: Any) -> bool:
     asked = any((getattr(request.sampling_params, name, plain) or plain) != plain for name, plain in _PLAIN.items())
     return asked or getattr(request, "custom_logit_processor", None) is not None
 
@@ -152,6 +152,6 @@ def ended_otherwise(request: Any) -> tuple[bool, bool]:
     return reason == "FINISH_ABORT", not by_tokens
 
 
-def emitted(request: Any) -> list[int]:
+def output_tokens(request: Any) -> list[int]:
     """The tokens that were sent for it."""
     return [int(token) for token in request.output_ids_through_stop]

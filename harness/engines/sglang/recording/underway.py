@@ -60,20 +60,20 @@ class Recording:
         self, round: int, stage: str, numbers: dict[str, int], tensors: dict[str, Array], *, own: bool = True, **key: Any
     ) -> None:
         """A record; own: of this request, and not of its batch or the pool."""
-        tensors = {name: _kept(array) for name, array in tensors.items() if array.dtype.kind != "f" or name == KEPT}
+        tensors = {name: _own_copy(array) for name, array in tensors.items() if array.dtype.kind != "f" or name == KEPT}
         if "table" in tensors:
             more, changed = self._tables.changes(tensors.pop("table"))
             numbers, tensors = numbers | more, tensors | changed
         for name in _TOKENS.get(stage, ()) if self._permutation is not None else ():
             if name in tensors:
-                tensors[name] = self.permuted(tensors[name])
+                tensors[name] = self.permute(tensors[name])
             if name in numbers:
-                numbers = numbers | {name: int(self.permuted(np.array([numbers[name]]))[0])}
+                numbers = numbers | {name: int(self.permute(np.array([numbers[name]]))[0])}
         if stage == "verify":
             self.rounds += 1
         self.recorder.add(self.id if own else "", round, stage, numbers=numbers, tensors=tensors, **key)
 
-    def permuted(self, tokens: Array) -> Array:
+    def permute(self, tokens: Array) -> Array:
         """Ids as they are recorded. One outside the vocabulary stays outside."""
         if self._permutation is None:
             return tokens
@@ -82,7 +82,7 @@ class Recording:
         return found
 
 
-def _kept(array: Array) -> Array:
+def _own_copy(array: Array) -> Array:
     """A request's part of what a batch has, without the rest of it."""
     return array.copy() if array.base is not None else array
 

@@ -74,7 +74,7 @@ def top_k_renorm_prob(probs: Tensor, top_ks: Tensor) -> Tensor:
     demand_shapes(probs.shape[:1], top_ks)
     ranks = top_ks.to(torch.int64).clamp(1, probs.shape[1]) - 1
     least = probs.sort(dim=1, descending=True).values.gather(1, ranks[:, None])
-    return _renormalized(probs, probs >= least)
+    return _renormalize(probs, probs >= least)
 
 
 def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
@@ -86,10 +86,10 @@ def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
     ordered = probs.sort(dim=1, descending=True).values
     before = ordered.cumsum(1) - ordered
     kept = ((before < top_ps[:, None]) | (top_ps[:, None] >= 1)).sum(1, keepdim=True).clamp(min=1)
-    return _renormalized(probs, probs >= ordered.gather(1, kept - 1))
+    return _renormalize(probs, probs >= ordered.gather(1, kept - 1))
 
 
-def _renormalized(probs: Tensor, keep: Tensor) -> Tensor:
+def _renormalize(probs: Tensor, keep: Tensor) -> Tensor:
     kept = torch.where(keep, probs, torch.zeros_like(probs))
     return kept / kept.sum(1, keepdim=True)
 

@@ -130,7 +130,7 @@ def come_first() -> None:
     sys.meta_path.sort(key=lambda finder: not isinstance(finder, StubFinder))
 
 
-def declared() -> tuple[str, ...]:
+def describe_stubs() -> tuple[str, ...]:
     """A line each for those who read what was changed. The imported ones would not do: a process that is forked from one that
     has served other families has imported more, and two traces of one case would differ."""
     return tuple(f"{name}: a stub, which raises when it is called" for name in _stubbed)

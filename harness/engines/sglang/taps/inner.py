@@ -126,7 +126,7 @@ class Inner:
         """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
         draft, count = self._now.drafting(), len(self._now.requests)
         result = call(batch, *args, **kwargs)
-        draft.replayed(result)
+        draft.note_replay(result)
         if self._of.topk > 1:  # no number of steps changes then
             draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graphs[0].bs), count, self._of.topk)
         return result
@@ -139,13 +139,13 @@ class Inner:
     def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What attention will read and write with, seen where it looks: each number names a layer, -1 none of them."""
 
-        def whose(name: str) -> int:
+        def owner_of(name: str) -> int:
             owners = [n for n, runner in enumerate(self._of.drafts) if getattr(runner, name) is used[name]]
             return layer if layer in owners else owners[0] if owners else -1
 
-        used = attention.used(*args, *kwargs.values())
+        used = attention.forward_memory(*args, *kwargs.values())
         if self._now.forward is not None:
-            self._now.forward.used = {part: whose(name) for part, name in _USED.items()}
+            self._now.forward.used = {part: owner_of(name) for part, name in _USED.items()}
         return call(*args, **kwargs)
 
     def _around_forward(self, layer: int | None, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,14 +158,14 @@ class Inner:
         self._now.forward = forward = self._forward_of(batch, target)
         forward.layer = layer or 0
         consumed = batch.spec_info.hidden_states if self.states and not target else None
-        self._allocation.seen(forward.begins(batch, consumed))
+        self._allocation.note_slots(forward.begins(batch, consumed))
         self._add_tables(forward, batch)
         try:
             result = call(batch, *args, **kwargs)
             if self.states and (target or mode.is_decode()):
-                forward.returned(result.logits_output.hidden_states)
+                forward.note_result(result.logits_output.hidden_states)
             if target and mode.is_target_verify():
-                self._coins.computed(result.logits_output)
+                self._coins.note_output(result.logits_output)
             return result
         finally:  # what went into a forward that never returned is the best hint at why
             forward.record(self._writer)

@@ -59,7 +59,7 @@ class ForwardPass:
             begin += length
         return np.empty(0, np.int64) if slots is None else slots
 
-    def returned(self, hidden: Tensor) -> None:
+    def note_result(self, hidden: Tensor) -> None:
         """Note hidden states [n, H] that came out; all rows must be defined."""
         states, begin = snapshot(hidden), 0
         for tensors in self.tensors:
@@ -121,7 +121,7 @@ class DraftPass:
         """draft_forward returned this, run by Python: (parents, selected, tokens). A parent is -1 for the root."""
         self.expanded, self.selected = snapshot(result[0])[:, 1:].astype(np.int64), snapshot(result[1])
 
-    def replayed(self, result: Any) -> None:
+    def note_replay(self, result: Any) -> None:
         """The graph of draft decode returned the same three."""
         self.in_graph = True
         self.expanded, self.selected = snapshot(result[0])[:, 1:], snapshot(result[1])
@@ -160,7 +160,7 @@ class VerifyPass:
     accept_lens: list[int] = field(default_factory=list)
     walked: tuple[Array, Array, Array] | None = None
 
-    def returned(self, result: Any, accepted: Array, coins: Coins, of: Speculation, *, states: bool = True) -> Found:
+    def note_result(self, result: Any, accepted: Array, coins: Coins, of: Speculation, *, states: bool = True) -> Found:
         """accepted: nodes as numbers in the whole batch [b, S + 1]; states: those of the path are recorded as well."""
         self.accept_lens = result.accept_lens.tolist()
         predicted = snapshot(result.next_token_ids).reshape(-1, of.width)

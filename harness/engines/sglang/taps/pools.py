@@ -99,12 +99,12 @@ class Pool:
         at = torch.from_numpy(slots)
         by_layer = [self._slots(layer, at) for layer in self._layers]
         parts = list(zip(*(layer.tensors for layer in self._layers), strict=True))  # of each part its layers
-        selected = [self._selected(*those) for part in parts for those in zip(self._layers, part, by_layer, strict=True)]
+        selected = [self._select_rows(*those) for part in parts for those in zip(self._layers, part, by_layer, strict=True)]
         together = on_host(torch.stack(selected, 1))
         return together.reshape(len(slots), len(parts), len(self._layers), *together.shape[2:])
 
     @staticmethod
-    def _selected(layer: Buffers, rows: Tensor, at: Tensor) -> Tensor:
+    def _select_rows(layer: Buffers, rows: Tensor, at: Tensor) -> Tensor:
         """The rows at a layer's own slots [n]."""
         found = rows.index_select(0, at)
         if layer.mapped:
@@ -169,11 +169,11 @@ class Allocation:
         """All slots that are not free [n]: those with an owner, those that were lost, and those that take padding."""
         return np.flatnonzero(free[: self.total + self._page] == 0)
 
-    def seen(self, slots: Array) -> None:
+    def note_slots(self, slots: Array) -> None:
         """Note that these slots have an owner or were written to."""
         self._seen.append(slots)
 
-    def freed(self, free: Array, used: Array) -> Array:
+    def freed_slots(self, free: Array, used: Array) -> Array:
         """Free slots [n] that may have been written since the case began: all up to the highest that was seen."""
         seen = np.concatenate([used, *self._seen], None)
         self._seen.clear()
@@ -204,11 +204,11 @@ class Allocation:
         available = int(self._allocator.available_size())
         return {"total": self.total, "available": available, "evictable": evictable, "protected": protected}
 
-    def held(self, request: Any) -> list[int]:
+    def held_slots(self, request: Any) -> list[int]:
         """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
-        return self._owned(memory.held(request))
+        return self._owned_slots(memory.request_memory(request))
 
-    def _owned(self, held: memory.Held) -> list[int]:
+    def _owned_slots(self, held: memory.RequestMemory) -> list[int]:
         if held.row is None:
             return []
         row: list[int] = self._rows[held.row, held.protected : held.allocated].tolist()
@@ -222,7 +222,7 @@ class Allocation:
         that runs holds them itself."""
         records = memory.session_records(self._scheduler)
         running = {id(request.kv) for request in requests} if records else set()
-        return {name: self._owned(memory.held_by(kept)) for name, kept in records.items() if id(kept) not in running}
+        return {name: self._owned_slots(memory.held_by(kept)) for name, kept in records.items() if id(kept) not in running}
 
     @property
     def has_windows(self) -> bool:
@@ -261,17 +261,17 @@ class Allocation:
 
     def lives(self, request: Any) -> bool:
         """Whether a request has slots. All may be the prefix cache's: where its keys are single tokens, all of a prompt is."""
-        held = memory.held(request)
+        held = memory.request_memory(request)
         return held.row is not None and held.allocated > 0
 
-    def allocated(self, request: Any) -> Array:
+    def allocated_slots(self, request: Any) -> Array:
         """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
-        held = memory.held(request)
+        held = memory.request_memory(request)
         return np.empty(0, np.int64) if held.row is None else self._cut(held.row, held.allocated)
 
     def table(self, request: Any, end: int) -> Array:
         """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return self._cut(memory.held(request).row, end)
+        return self._cut(memory.request_memory(request).row, end)
 
     def _cut(self, row: int | None, end: int) -> Array:
         part = self._rows[row, :end]
@@ -311,19 +311,19 @@ class StatePool:
         """What is kept of a request [L, ..], where the kernels look for it, and that slot beside the request's own."""
         led = int(self._pool.req_index_to_mamba_index_mapping[memory.row(request)])
         return {
-            "state_slots": np.array([memory.own(request), led], np.int64),
+            "state_slots": np.array([memory.state_slot(request), led], np.int64),
             "target_state": snapshot(self._cache.temporal[:, led]),
             "target_conv": snapshot(self._cache.conv[0][:, led]),
         }
 
-    def held(self, request: Any) -> list[int]:
+    def held_slots(self, request: Any) -> list[int]:
         """All slots that a request owns: its own, and those in which a state is tracked for the prefix cache."""
-        own = memory.own(request)
-        return [slot for slot in (own, *memory.tracked(request)) if slot >= 0]
+        own = memory.state_slot(request)
+        return [slot for slot in (own, *memory.tracked_slots(request)) if slot >= 0]
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted."""
-        return np.sort(on_host(memory.cached(self._cache_of))).astype(np.int64)
+        return np.sort(on_host(memory.cached_slots(self._cache_of))).astype(np.int64)
 
     def watch(self, wraps: Wraps) -> None:
         """Count in `given_up` how often the prefix cache gave up a state: evicted it, or forgot all."""
@@ -342,9 +342,9 @@ class StatePool:
         held = {slot: tuple(snapshot(kept[:, slot]) for kept in self._kept) for slot in cached.tolist()}
         known, self._known = self._known, held
         slots = [slot for slot, now in held.items() if slot not in known or not all(map(np.array_equal, now, known[slot]))]
-        return {"tracked": np.array(slots, np.int64)} | self._stacked("tracked", slots)
+        return {"tracked": np.array(slots, np.int64)} | self._stack_states("tracked", slots)
 
-    def _stacked(self, name: str, slots: list[int]) -> dict[str, Array]:
+    def _stack_states(self, name: str, slots: list[int]) -> dict[str, Array]:
         """States and windows in these slots [n, L, ..]."""
         kept = [[snapshot(part[:, slot]) for slot in slots] for part in self._kept]
         states, windows = (np.stack(part) if part else np.empty(0, np.float32) for part in kept)
@@ -355,7 +355,7 @@ class StatePool:
         they [n, L, ..]."""
         path = memory.of_prefixes(self._cache_of, tokens)
         ends = np.array([end for end, _ in path], np.int64)
-        return {"cached_ends": ends} | self._stacked("cached", [int(slot) for _, slot in path])
+        return {"cached_ends": ends} | self._stack_states("cached", [int(slot) for _, slot in path])
 
     def free(self) -> Array:
         """How often the free list has each slot [n]."""

@@ -48,7 +48,7 @@ class HostTier:
                 self._for = ""
 
         def around(restore: bool, queue: str) -> Around:
-            def asked(call: Around, *args: Any, **kwargs: Any) -> Any:
+            def enqueue(call: Around, *args: Any, **kwargs: Any) -> Any:
                 before = len(getattr(controller, queue))
                 found = call(*args, **kwargs)
                 if found is not None and len(getattr(controller, queue)) > before:
@@ -58,20 +58,20 @@ class HostTier:
                         owned.update(slots.get(f"{prefix}host", np.empty(0, np.int64)).tolist())
                 return found
 
-            return asked
+            return enqueue
 
         def given_back(call: Around, frees: dict[Any, list[Tensor]]) -> None:
             for kind, values in frees.items():
                 self._given_back(kind.name, values)
             call(frees)
 
-        def cleared(call: Around) -> None:
+        def clear(call: Around) -> None:
             for owned in self._owned.values():
                 owned.clear()
             call()
 
         wraps.method(self._cache, "_drain_host_frees", given_back)
-        wraps.method(controller.mem_pool_host, "clear", cleared)
+        wraps.method(controller.mem_pool_host, "clear", clear)
         wraps.method(self._cache, "init_load_back", load_back)
         wraps.method(controller, "write", around(False, "write_queue"))
         wraps.method(controller, "load", around(True, "load_queue"))
@@ -87,10 +87,10 @@ class HostTier:
         for prefix, pool in self._spaces():
             numbers |= {f"host_{prefix}total": int(pool.size), f"host_{prefix}available": int(pool.available_size())}
             tensors[f"host_{prefix}free"] = runs_of(self._free(pool))
-            tensors[f"host_{prefix}cached"] = self.owned(prefix)
+            tensors[f"host_{prefix}cached"] = self.owned_slots(prefix)
         return numbers, tensors
 
-    def owned(self, prefix: str = "") -> Array:
+    def owned_slots(self, prefix: str = "") -> Array:
         """Slots of a space that the prefix cache owns [n], sorted; of one that it owns twice both."""
         return np.array(sorted((+self._owned[prefix]).elements()), np.int64)
 
@@ -175,7 +175,7 @@ class LookUps:
         wraps.function(Req, "init_next_round_input", around)
 
     def _slots(self) -> dict[str, Array]:
-        host = np.empty(0, np.int64) if self._host_tier is None else self._host_tier.owned()
+        host = np.empty(0, np.int64) if self._host_tier is None else self._host_tier.owned_slots()
         return {"cached": self._allocation.cached(), "host": host}
 
 

@@ -62,7 +62,7 @@ class Coins:
         """Before a verify: whatever it decides by comes after."""
         self._given, self._output = {}, None
 
-    def computed(self, output: Any) -> None:
+    def note_output(self, output: Any) -> None:
         """The target's forward of a verify has returned this. It is held only where what is sampled is recorded: the logits of
         a server are large."""
         if self._wrapped:
@@ -129,11 +129,11 @@ class Masks:
         static = isinstance(self._original, staticmethod)
         call = self._original.__func__ if static else self._original
 
-        def applied(*args: Any, **kwargs: Any) -> Any:
+        def note_mask(*args: Any, **kwargs: Any) -> Any:
             self._applied = snapshot(kwargs["vocab_mask"] if "vocab_mask" in kwargs else args[-1])
             return hand_on(call, *args, **kwargs)
 
-        setattr(self._owner, _APPLY, staticmethod(applied) if static else applied)
+        setattr(self._owner, _APPLY, staticmethod(note_mask) if static else note_mask)
 
     def stop(self) -> None:
         if self._owner is not None:

@@ -172,8 +172,8 @@ def order_penalties(shims: list[str]) -> None:
     orchestrator = module.BatchedPenalizerOrchestrator
     begin = orchestrator.__init__
 
-    def ordered(self: Any, vocab_size: int, batch: Any, penalizers: set[type]) -> None:
+    def add_sorted(self: Any, vocab_size: int, batch: Any, penalizers: set[type]) -> None:
         begin(self, vocab_size, batch, sorted(penalizers, key=lambda kind: ("Repetition" in kind.__name__, kind.__name__)))
 
-    orchestrator.__init__ = ordered
+    orchestrator.__init__ = add_sorted
     shims.append("BatchedPenalizerOrchestrator: penalties that scale come last")

@@ -243,5 +243,5 @@ class EarlierStage(PlainTaps):
 
     def _around_batch(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
         for request in batch.reqs:
-            self.allocation.seen(self.allocation.allocated(request))
+            self.allocation.note_slots(self.allocation.allocated_slots(request))
         return super()._around_batch(call, batch, *args, **kwargs)

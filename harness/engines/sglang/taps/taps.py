@@ -180,10 +180,10 @@ class Taps:
 
     def _record_owners(self) -> None:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
-        held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
+        held = {name: self.allocation.allocated_slots(request) for name, request in self.requests.items()}
         counts = [len(slots) for slots in held.values()]
         slots = np.concatenate(list(held.values()), dtype=np.int32, casting="unsafe")
-        self.allocation.seen(slots)
+        self.allocation.note_slots(slots)
         owners = np.repeat(np.arange(len(held), dtype=np.int32), counts)
         tensors = {"slots": slots, "owners": owners, "cached": self.allocation.cached()}
         if kept := self.allocation.kept_by_sessions(self.requests.values()):
@@ -192,7 +192,7 @@ class Taps:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         if self.states is not None:
-            tensors["states"] = np.array([memory.own(request) for request in self.requests.values()], np.int64)
+            tensors["states"] = np.array([memory.state_slot(request) for request in self.requests.values()], np.int64)
             tensors["state_cached"] = self.states.cached()
         self.writer.add_numbered("batch", "", tensors, {f"request.{name}": number for number, name in enumerate(held)})
 
@@ -239,7 +239,7 @@ class Taps:
     def _record_draft(self, draft: DraftPass, result: Any, batch: Any) -> None:
         of, lengths = self._of, batch.seq_lens.tolist()
         scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of)) if of.memory else Scratch()
-        self.allocation.seen(scratch.slots)
+        self.allocation.note_slots(scratch.slots)
         numbers = {"in_graph": int(draft.in_graph)} | of.of_round()
         trees = self._trees(result, lengths)
         for n, request in enumerate(self._now.requests):
@@ -271,7 +271,7 @@ class Taps:
 
     def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it
         """The request's row of req_to_token, as far as its round reaches."""
-        return self.allocation.allocated(request)
+        return self.allocation.allocated_slots(request)
 
     def _mask_mode(self) -> str:
         backend = getattr(self._of.target.attn_backend, "verify_mask", None)
@@ -309,7 +309,7 @@ class Taps:
         return call(correct, *args, **kwargs)
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
-        found = verify.returned(
+        found = verify.note_result(
             result, self._accepted.index(result), self._coins, self._of, states=self.numbers and self._of.states
         )
         for n, (_, tensors) in enumerate(found):
