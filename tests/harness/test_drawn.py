@@ -327,7 +327,7 @@ def fill_the_pool(case: Case) -> bool:
 
 
 def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
-    cases = drawn("host-cache", blocks=14)
+    cases = drawn("host-cache", blocks=30)
     filled = [case for case in cases if fill_the_pool(case)]
     assert len(filled) > len(cases) / 10  # in many cases there is no such number of free slots
     assert {case.engine.sglang.host_policy for case in filled} >= {"write_through", "write_back"}
@@ -336,7 +336,7 @@ def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
 
 
 def test_a_small_pool_beside_a_hierarchical_cache_holds_a_window() -> None:
-    cases = drawn("mimo-v2", "host-cache", blocks=10)
+    cases = drawn("mimo-v2", "host-cache", blocks=20)
     assert min(case.engine.sglang.max_total_tokens for case in cases) < 128
     for case in cases:  # SGLang starts with no smaller one
         assert case.engine.sglang.max_total_tokens > RECIPES[case.model].window + case.page_size
