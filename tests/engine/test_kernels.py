@@ -332,18 +332,18 @@ def test_slots_up_to_the_highest_that_anybody_had_are_freed_ones() -> None:
     free = one.free()
     used = one.used(free)
     assert used.tolist() == [0, 2]
-    assert one.freed(free, used).tolist() == [1]
-    one.seen(np.array([[5, 1]]))  # taken, written and given back between two looks
-    assert one.freed(free, used).tolist() == [1, 3, 4, 5]
-    assert one.freed(free, used).tolist() == [1, 3, 4, 5]  # and whenever it is written after that
+    assert one.freed_slots(free, used).tolist() == [1]
+    one.note_slots(np.array([[5, 1]]))  # taken, written and given back between two looks
+    assert one.freed_slots(free, used).tolist() == [1, 3, 4, 5]
+    assert one.freed_slots(free, used).tolist() == [1, 3, 4, 5]  # and whenever it is written after that
 
 
 def test_a_slot_from_outside_the_pool_is_not_poisoned() -> None:
     """It is the judge who says so: pool.accounting, draft.slots."""
     one = allocation(torch.tensor([1, 2, 12]))
     free = one.free()
-    one.seen(np.array([12]))
-    assert one.freed(free, one.used(free)).tolist() == [1, 2]
+    one.note_slots(np.array([12]))
+    assert one.freed_slots(free, one.used(free)).tolist() == [1, 2]
 
 
 # The tables of kernels in docs/explanation/states.md: each of these ran in the fast runtime, and no other one of layers that

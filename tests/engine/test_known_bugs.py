@@ -318,12 +318,12 @@ def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host
     undone = LEDGER["25015"].revert
     assert undone is not None
     reverted = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(undone,)))
-    assert TAIL.id in [entry.id for entry in reverted.seen(CASE, DECLARED_VIEW)]
+    assert TAIL.id in [entry.id for entry in reverted.present(CASE, DECLARED_VIEW)]
     assert reverted.ran == 0
     near = Edit(target=f"{WORKER}._draft_extend_for_prefill", match="hidden_states=target_hidden_states,", replacement=NEAR)
     for edit, runs in ((SHORT_ROWS, False), (near, True)):
         changed = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
-        assert TAIL.id in [entry.id for entry in changed.seen(CASE, DECLARED_VIEW)]
+        assert TAIL.id in [entry.id for entry in changed.present(CASE, DECLARED_VIEW)]
         assert (changed.trials().ran > 0) == runs
 
 
@@ -333,8 +333,8 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
         KnownBugMatcher(host, DEFAULT_RUN),
         KnownBugMatcher(host, DEFAULT_RUN, unknown=(TAIL.id, "multi-layer-chunk-tail-3")),
     )
-    assert TAIL in known.seen(bug, TAIL.within)
-    assert TAIL not in unknown.seen(bug, TAIL.within)
+    assert TAIL in known.present(bug, TAIL.within)
+    assert TAIL not in unknown.present(bug, TAIL.within)
     assert known.views(bug) == unknown.views(bug)
     assert known.explain(known.trials().look(bug), TAIL.within).known == (TAIL,)
     left = unknown.explain(unknown.trials().look(bug), TAIL.within)

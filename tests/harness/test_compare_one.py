@@ -340,10 +340,10 @@ def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, mo
 def test_the_installed_one_can_be_watched_too(tmp_path: Path) -> None:
     """What was changed in it is nothing, and in what it differs from another is not."""
     with Zygote(INSTALLED) as plain, Zygote(INSTALLED, watch=Watch(Differs(base="1"), {})) as watched:
-        assert plain._named() == []
+        assert plain._source_arguments() == []
         watched._scratch = str(tmp_path / "scratch")
         (tmp_path / "scratch").mkdir()
-        assert watched._named() == [INSTALLED.called, str(INSTALLED.root), str(tmp_path / "scratch" / "changes.json")]
+        assert watched._source_arguments() == [INSTALLED.called, str(INSTALLED.root), str(tmp_path / "scratch" / "changes.json")]
 
 
 F, G, M = ("m.f",), ("m.g",), ("m",)

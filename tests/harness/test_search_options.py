@@ -112,7 +112,7 @@ def narrowed(mode: Mode, topics: Sequence[Dimension]) -> None:
     drawn = [topic for topic in topics if f"{topic.words} (--only {topic.key})" in lines]
     assert drawn
     for topic in drawn:
-        probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 16)]
+        probes = [block_of(0, number, asked[topic].constraints).probe for number in range(0, 40, 16)]
         assert all(topic.has(probe) and runs_in(probe, mode) for probe in probes), topic.key
     for topic in [topic for topic in topics if topic not in drawn][:1]:  # it takes a second
         with pytest.raises(InputError, match=f"no generated case has --only {topic.key}"):
