@@ -131,7 +131,7 @@ def run_command(arguments: Sequence[str] | None = None) -> object:
     try:
         return _run(words)
     except BaseException as error:
-        if "--json" in own:  # stdout then holds JSON whatever happens; what a person reads is printed by guarded()
+        if "--json" in own:  # stdout then holds JSON whatever happens; what a person reads is printed by run_guarded()
             print_error(error)
         raise
 

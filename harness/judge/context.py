@@ -66,7 +66,7 @@ class Context:
 
 
 class Rules:
-    """A family of rules, of one trace. Its methods are declared by `rule` and `at` (rules/__init__.py)."""
+    """A family of rules, of one trace. Its methods are declared by `rule` and `stages` (rules/__init__.py)."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._trace, self._replays, self._case = context, context.trace, context.replays, context.case

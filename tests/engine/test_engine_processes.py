@@ -346,7 +346,7 @@ def test_a_call_of_anything_in_it_raises_by_name(name: str) -> None:
     assert spec is not None, f"{name} does not exist any more: take it from the list"
     module = importlib.util.module_from_spec(spec)
     for call in (module.function, module.Class.method):
-        with pytest.raises(stubs.StubCalled, match=rf"^{name}\.\w+(\.method)? was called at .*test_stubs\.py:"):
+        with pytest.raises(stubs.StubCalled, match=rf"^{name}\.\w+(\.method)? was called at .*test_engine_processes\.py:"):
             call(1)
 
 

@@ -72,11 +72,7 @@ class Shrunk:
 
     folder: Path
     result: pytest.RunResult
-
-    @property
-    def kept(self) -> Path:
-        [kept] = (self.folder / "eagletwin-runs").iterdir()
-        return kept
+    kept: Path
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,9 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Shrunk:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CI", "true")
         patch.delenv("PYTEST_XDIST_WORKER", raising=False)
-        return Shrunk(folder, forked.session(folder, *WORDS, "-k", "undone"))
+        result = forked.session(folder, *WORDS, "-k", "undone")
+    [kept] = (folder / "eagletwin-runs").iterdir()
+    return Shrunk(folder, result, kept)
 
 
 def test_a_suite_of_somebody_else_finds_shrinks_and_keeps(shrunk: Shrunk) -> None:

@@ -20,22 +20,22 @@ from tests.lab.train.text import standard_library
 
 WITHIN = """
 import json, sys, time
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 for _ in range(2):
     begin = time.monotonic()
     try:
-        typed(sys.argv[1:])
+        run_command(sys.argv[1:])
     except SystemExit:
         pass
     print("seconds within", round(time.monotonic() - begin, 1), flush=True)
 """
 PROFILED = """
 import cProfile, pstats, sys
-from eagletwin.harness.cli.main import typed
+from eagletwin.harness.cli.main import run_command
 profile = cProfile.Profile()
 profile.enable()
 try:
-    typed(sys.argv[2:])
+    run_command(sys.argv[2:])
 finally:
     profile.disable()
     with open(sys.argv[1], "w") as file:

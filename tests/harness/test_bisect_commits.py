@@ -39,7 +39,7 @@ def look(version, sglang, subject, folder, again):
     seen = {"good": Sighting(status="equal"), "bad": Sighting(status="diverged", rule="draft.slots", place="x")}
     return Looked(version=version, sightings=(seen.get(word, Sighting(status="unknown", why="it does not import")),))
 
-sys.modules["eagletwin.harness.commands.bisect.measure"] = types.SimpleNamespace(look_at_version=look)
+sys.modules["eagletwin.harness.commands.bisect.measure"] = types.SimpleNamespace(look_at_version=look, Reduction=object)
 from eagletwin.harness.commands.bisect import step
 sys.exit(step.main())
 """

@@ -113,8 +113,8 @@ compare 0.5.23 0.4.1 --case 1""".splitlines()
 
 def test_what_is_mistyped_is_reported_before_torch_is_imported_and_sglang(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
-        "from eagletwin.harness.core.errors import guarded\n"
+        "import sys\nfrom eagletwin.harness.cli.main import run_command as entered\n"
+        "from eagletwin.harness.core.errors import run_guarded as guarded\n"
         f"for typed in {MISTYPED}:\n"
         "    code = guarded(lambda: entered(typed))\n"
         "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, *typed)\n"

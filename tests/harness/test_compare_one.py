@@ -343,7 +343,11 @@ def test_the_installed_one_can_be_watched_too(tmp_path: Path) -> None:
         assert plain._source_arguments() == []
         watched._scratch = str(tmp_path / "scratch")
         (tmp_path / "scratch").mkdir()
-        assert watched._source_arguments() == [INSTALLED.called, str(INSTALLED.root), str(tmp_path / "scratch" / "changes.json")]
+        assert watched._source_arguments() == [
+            INSTALLED.called,
+            str(INSTALLED.root),
+            str(tmp_path / "scratch" / "changes.json"),
+        ]
 
 
 F, G, M = ("m.f",), ("m.g",), ("m",)

@@ -24,7 +24,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERR
 from eagletwin.harness.core.files import alone
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines import host
+from eagletwin.harness.engines import host, start
 from eagletwin.harness.engines.source import INSTALLED
 
 PROBE = block_of(0, 0, SearchConstraints()).probe
@@ -35,10 +35,13 @@ CASES = 10 * BLOCK
 
 
 class Started:
-    """A host that starts nothing."""
+    """A process that imports nothing, and a host of it."""
 
-    def __init__(self, source: Any, mode: Any) -> None:
-        self.source, self.mode = source, mode
+    def __init__(self, source: Any, mode: Any = None) -> None:
+        self.source, self.mode = (source, mode) if mode else (source.source, source.mode)
+
+    def start(self) -> None:
+        pass
 
     def __enter__(self) -> "Started":
         return self
@@ -99,6 +102,7 @@ class Shrunk:
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "resolve", lambda name: INSTALLED)
+    monkeypatch.setattr(start, "Zygote", Started)
     monkeypatch.setattr(host, "Host", Started)
     monkeypatch.setattr(pool, "BlockRunner", Fixed)
     monkeypatch.setattr(search, "Triage", Shrunk)

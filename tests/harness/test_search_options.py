@@ -73,8 +73,8 @@ def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_
     tmp_path: Path, refused: list[str]
 ) -> None:
     program = (
-        "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
-        "from eagletwin.harness.core.errors import guarded\n"
+        "import sys\nfrom eagletwin.harness.cli.main import run_command as entered\n"
+        "from eagletwin.harness.core.errors import run_guarded as guarded\n"
         f"for typed in {refused}:\n"
         "    code = guarded(lambda: entered(['fuzz', *typed.split()]))\n"
         "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, typed)\n"

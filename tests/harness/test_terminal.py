@@ -201,7 +201,7 @@ ANSWERS = """
 import tempfile
 import time
 from pathlib import Path
-from eagletwin.harness.commands.acceptance.against import Asked, answered
+from eagletwin.harness.commands.acceptance.against import Prompting, collect_answers
 from eagletwin.harness.deserved.server import Answer
 from eagletwin.harness.deserved.checkpoint import Prompt
 class Server:
@@ -211,8 +211,8 @@ class Server:
         return Answer(prompt=prompt, tokens=(1,), rounds=0, starts=None, accepted=None, cached=0, finish="length")
 class Started:
     rejection_sampling = False
-asked = Asked(Server(), Started(), new_tokens=1, at_once=2, temperature=0.0)
-for sent in answered(asked, [Prompt((3,)), Prompt((4,))] * 2, Path(tempfile.mkdtemp())):
+asked = Prompting(Server(), Started(), new_tokens=1, at_once=2, temperature=0.0)
+for sent in collect_answers(asked, [Prompt((3,)), Prompt((4,))] * 2, Path(tempfile.mkdtemp())):
     time.sleep(0.5 * ((sent.number, sent.way) in ((0, "alone"), (3, "together"))))
     print(sent.number, sent.way)
 """

@@ -89,7 +89,7 @@ def held_by(only: Sequence[str]) -> dict[str, Any]:
 
 
 def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:
-    """How the requests of all cases with these features sample, as cases.blocks.Asked has it; None: in any way, or not."""
+    """How the requests of all cases with these features sample, as in SearchConstraints; None: in any way, or not."""
     if "sampling" in left_out:
         return ""
     if "rejection" in only:

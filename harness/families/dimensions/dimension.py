@@ -48,7 +48,7 @@ def _nothing(*_: object) -> Mapping[str, Any]:
 class Dimension:
     """One thing that a case can have.
 
-    name      of the field, and of what a search is to draw (`cases.blocks.Asked`)
+    name      of the field, and of what a search is to draw (`cases.blocks.SearchConstraints`)
     words     in reports
     row       meaning and bounds of a request's field, in docs/reference/case.md
     key       of `fuzz --only` and `--not`; empty: there is no such topic

@@ -1,8 +1,8 @@
 """Streaming sessions: what their requests are asked, behind which rows they go on (`session.rows`), and what sessions hold.
 
 A request of a session is, to every other rule, one whose prompt is all that was said in the session before, with its own prompt
-behind it, and which arrived when it was handed in: as_asked() makes the case such a one. What is left is where its rows come
-from.
+after it, and which arrived when it was handed in: with_full_prompts() makes the case such a one. What is left is where its
+rows come from.
 """
 
 from dataclasses import dataclass
