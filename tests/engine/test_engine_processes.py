@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import Focus
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
@@ -264,8 +265,10 @@ PARTS = ("trace.json", "trace.safetensors")
 
 
 def test_two_fresh_interpreters_give_byte_identical_traces(host: Host, busy_case: Case, tmp_path: Path) -> None:
-    for name in ("here", "again", "there"):
+    for name in ("here", "again", "there", "other"):
         (tmp_path / name).mkdir()
+    other_family = block_of(0, 0, SearchConstraints(held={"model": "qwen3.5-nextn"}, sampling="")).probe
+    host.engine(other_family).run(other_family, tmp_path / "other")  # an early import of its models fails
     host.engine(busy_case).run(busy_case, tmp_path / "here")
     host.engine(busy_case).run(busy_case, tmp_path / "again")
     with Host() as other:

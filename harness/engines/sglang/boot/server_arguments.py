@@ -24,13 +24,18 @@ from ..stand_ins import stubs
 # configuration. Seen on 0.5.23.
 
 
+_FAILED = list[str]()  # early imports of models that failed, a line each
+
+
 def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
     """Have SGLang's registry know the classes of these modules. Raises ModuleNotFoundError on a release that has none.
 
-    shims: told what the classes were given in place of transformers' own."""
+    shims: gets what the classes were given in place of transformers' own, and which early import failed."""
     from sglang.srt.models.registry import ModelRegistry
 
     stubs.stand_in_for_pretrained()
+    if shims is not None:
+        shims += [line for line in _FAILED if line.partition(":")[0] in modules and line not in shims]
     for name in modules:
         entry: Any = importlib.import_module(name).EntryClass
         for found in entry if isinstance(entry, list) else [entry]:
@@ -40,10 +45,11 @@ def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
                 shims.append(stubs.PRETRAINED_SHIM)
 
 
-def prepare(modules: tuple[str, ...], shims: list[str]) -> None:
-    """Import these modules, and register nothing: a process that is forked from this one then has them at once."""
+def prepare(modules: tuple[str, ...]) -> None:
+    """Import these modules, and register nothing: a process that is forked from this one then has them at once. One that fails
+    is no shim of engines that are forked for other models."""
     stubs.stand_in_for_pretrained()
-    import_early(modules, shims)
+    import_early(modules, _FAILED)
 
 
 def find(classes: list[str]) -> None:

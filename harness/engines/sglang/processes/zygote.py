@@ -131,7 +131,7 @@ def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
     from .. import kernels
-    from ..boot import boot, server_arguments
+    from ..boot import server_arguments
     from .supervise import reap
 
     reap()
@@ -141,7 +141,7 @@ def _before_a_fork(message: object) -> None:
         model_pair(message.configuration.model)
     if len(sys.argv) <= 4:
         recipe = RECIPES[message.configuration.model]
-        server_arguments.prepare(family_of(recipe).modules, boot.SHIMS)
+        server_arguments.prepare(family_of(recipe).modules)
         if recipe.target.states:
             with left_to_the_engine():
                 kernels.precompile_for_states()
