@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from eagletwin.harness.testing.plugin import gpu_of_worker
 
+from ..lab.gpu.compared import RACE
+from ..lab.gpu.faults import WAITS, missing_waits, races
 from ..lab.gpu.job import Job, JobResult
 from ..lab.gpu.jobs import run_job
-from ..lab.gpu.missing_waits import WAITS, missing_waits, races
-from ..lab.gpu.races import RACE
 
 
 @cache

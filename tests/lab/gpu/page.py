@@ -14,10 +14,9 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.document import Document, DocumentSection, Fields, Table, TableCell, TableRow, row
 from eagletwin.harness.page.render import NAME, write_page
 
-from .batches import PATHS
-from .job import JOB, RESULTS, CampaignFacts, CaseResult, Job, JobResult
-from .precision_gap import Apart, apart_text
-from .tally import RACES, comparisons, exit_code, proofs, statuses_of
+from .compared import Apart, apart_text
+from .job import JOB, PATHS, RESULTS, CampaignFacts, CaseResult, Job, JobResult
+from .summary import RACES, comparisons, exit_code, proofs, statuses_of
 
 CAMPAIGN = "campaign.json"  # in the folder of a campaign: the sums that `gpu run` prints
 
