@@ -19,7 +19,7 @@ from eagletwin.harness.engines.sglang.drive import Pauses, streams_of
 from eagletwin.harness.engines.source import init_file
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import rate_case
 from ..lab.draws.campaign import Portion, share
 from ..lab.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
 from ..lab.gpu.compared import TOLD, race, raced, told

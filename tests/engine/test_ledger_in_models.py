@@ -19,7 +19,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 
 from ..lab.gpu.in_model import read
-from ..lab.models.results import proven_in
+from ..lab.models.survey import proven_in
 from ..rows import spread
 
 DOCS = Path(__file__).parents[2] / "docs/records"

@@ -13,7 +13,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.testing.plugin import gpu_of_worker
 
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import rate_case
 from ..lab.gpu.faults import STATES_OF_NO_RUN, batch_of
 
 # Dies in the middle of a draft, of an index far outside its tensor, if the case says so.

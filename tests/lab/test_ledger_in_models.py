@@ -17,8 +17,7 @@ from eagletwin.harness.families.valid import check_case
 from ..rows import spread
 from .gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from .models.report import PAGE, open_cells, page
-from .models.results import attempt_of, proven_in, write
-from .models.survey import due
+from .models.survey import attempt_of, due, proven_in, write
 
 DOCS = Path(__file__).parents[2] / "docs/records"
 

@@ -14,22 +14,25 @@ from eagletwin.harness.engines.provision import NotFetched, releases
 from eagletwin.harness.page.render import write_page
 
 from .__main__ import run
-from .models.results import proven_in
-from .releases import table
+from .models.survey import proven_in
+from .releases import survey
 from .releases.command import releases as write_releases
-from .releases.common import COUNT, common_case, common_cases
-from .releases.page import ledger_page
-from .releases.report import PAGE, empty, page
+from .releases.report import PAGE, empty, ledger_page, page
 from .releases.results import FILE, Cell, Measured, Output, read, write
 from .releases.survey import (
+    COUNT,
     asked_of,
     asked_output,
     cell_of,
+    common_case,
+    common_cases,
+    differs,
     digest_of,
+    fill,
     may_be_of_what_is_mended,
     plain_greedy,
+    right_output,
 )
-from .releases.table import differs, fill, right_output
 
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 DOCS = Path(__file__).parents[2] / "docs/records"
@@ -129,7 +132,7 @@ def test_what_was_measured_outlives_a_day_without_a_network(
         asked.append(list(names))
         yield from ((name, gone) for name in names)
 
-    monkeypatch.setattr(table, "hosts", hosts)
+    monkeypatch.setattr(survey, "hosts", hosts)
     for _ in range(2):
         fill(tmp_path, ["0.5.11"], ENTRIES, ENTRIES, common_cases(), again=again, say=lambda _: None)
         kept = read(tmp_path)["0.5.11"]
@@ -140,8 +143,8 @@ def test_what_was_measured_outlives_a_day_without_a_network(
 
 def test_tables_of_other_models_are_written_outside_the_tracked_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = NotFetched("it could not be fetched", consequence="", remedy="")
-    monkeypatch.setattr(table, "hosts", lambda names: ((name, gone) for name in names))
-    monkeypatch.setattr(table, "right_output", lambda cases: ["x"] * len(cases))
+    monkeypatch.setattr(survey, "hosts", lambda names: ((name, gone) for name in names))
+    monkeypatch.setattr(survey, "right_output", lambda cases: ["x"] * len(cases))
     monkeypatch.chdir(tmp_path)
     assert write_releases(["0.5.12"], entries=["25015"], model="llama-gqa", records=DOCS) == EXIT_UNKNOWN
     assert [path.name for path in tmp_path.iterdir()] == ["build"]
@@ -154,7 +157,7 @@ def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatc
     entry = LEDGER["context-end-stores"]
     write(tmp_path, [Measured(release="0.5.12", output=Output(asked=asked_output(common_cases()), tokens=("x",)))])
     asked: list[str] = []
-    monkeypatch.setattr(table, "hosts", lambda names: iter([asked.extend(names)] * 0))
+    monkeypatch.setattr(survey, "hosts", lambda names: iter([asked.extend(names)] * 0))
     found = fill(tmp_path, ["0.5.12"], [entry], [entry], common_cases(), again=True, say=lambda _: None)
     [shown] = [one.cells[entry.id] for one in found if one.release == "0.5.12"]
     assert (asked, shown.status, shown.asked) == ([], "cannot tell", asked_of(entry))

@@ -15,8 +15,7 @@ from .plan import GRAPHS, MODES, ONE_GRAPH
 # Faults that only a CUDA graph can have, planted in memory: what `gpu plan --faults` adds. Each must be found.
 #
 # A graph reads its own buffers, which the worker must fill before each replay, and leaves its results in buffers that the
-# worker
-# may take for those of a batch that ran without it. Layers of a draft have a graph each, or with FlashAttention one for
+# worker may take for those of a batch that ran without it. Layers of a draft have a graph each, or with FlashAttention one for
 # all of them.
 
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -115,9 +114,9 @@ def faults(dtype: Dtype = "float32", attention: Attention = "triton") -> list[Jo
 # Races of a plan: cases that run again with pauses, and missing waits, planted in memory, that such a run must find.
 #
 # Streams of 0.5.23's overlap scheduler: *schedule* prepares batches, *forward* runs them, *copy* takes results to the host.
-# Waits
-# between them, of what cases reach: forward for schedule before a batch; schedule for forward behind a batch, before it changes
-# what the batch reads; schedule for the lengths that verify has published; copy for forward; and the process for the copy.
+# Waits between them, of what cases reach: forward for schedule before a batch; schedule for forward behind a batch, before it
+# changes what the batch reads; schedule for the lengths that verify has published; copy for forward; and the process for the
+# copy.
 
 CASES = 200  # in which each missing wait must show
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

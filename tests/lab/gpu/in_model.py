@@ -18,7 +18,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.families import RECIPES
 
-from ..answers import read_answers
+from ..common import read_answers
 from .job import Job
 from .plan import Options, proofs
 

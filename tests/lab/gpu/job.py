@@ -22,8 +22,8 @@ from .compared import Apart, Race
 # Jobs of blocks as a search draws them (`gpu plan --blocks`): every recipe and option that a GPU runs, each with its share.
 #
 # A search on a CPU has four cases in a block, since an engine starts in a second there. Here one starts in twenty, so a block
-# has
-# as many as are asked for. A job draws its cases itself, where it runs: a plan of 100,000 cases would be hundreds of megabytes.
+# has as many as are asked for. A job draws its cases itself, where it runs: a plan of 100,000 cases would be hundreds of
+# megabytes.
 
 _GRAPHS = Mode(device="cuda", graphs=(1,))
 _FEWER = 4  # times fewer cases of a block with large ones, so that jobs take about as long

@@ -29,7 +29,7 @@ from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 
-from ..checkout import module
+from ..common import module
 from .compared import RACE, Apart, Race, apart, jitter_of, race
 from .job import JOB, RESULTS, Beside, CaseResult, Job, JobResult, paths
 from .processes import Processes, Sharing
@@ -120,8 +120,7 @@ def _one_by_one(job: Job, seen: list[CaseResult], numbers: list[int], limits: Li
 #
 # A plan is a list of jobs. A job is one engine: one configuration, one mode, one set of patches; its cases run in it one after
 # another, each after a reset. Jobs run side by side, since starting an engine costs the processor some twenty seconds and a
-# case
-# less than one. Each job is a process of its own, so that one that goes wrong costs itself alone.
+# case less than one. Each job is a process of its own, so that one that goes wrong costs itself alone.
 
 _LIMITS = Limits(step=60.0, case=120.0)
 

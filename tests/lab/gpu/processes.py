@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ..checkout import ROOT
+from ..common import ROOT
 
 # The processes of a campaign's jobs, which end with it.
 

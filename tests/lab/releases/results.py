@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from eagletwin.harness.engines.provision import releases
 
-from ..answers import read_answers, write_answers
+from ..common import read_answers, write_answers
 
 FILE = "releases.jsonl"
 _OUTPUT = "greedy output"  # in the place of an entry
