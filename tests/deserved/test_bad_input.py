@@ -1,4 +1,4 @@
-"""What `eagletwin acceptance` cannot use: it says what is wrong, what follows and what to do, and no number."""
+"""`acceptance` as a program: what it refuses, and what it says before torch is loaded."""
 
 import json
 import shutil
@@ -12,7 +12,10 @@ from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.core.errors import run_guarded
 from eagletwin.harness.families.store import checkpoints
 
+from ..harness.doors import opened, program
 from .fake_server import Behaviour, serving
+
+# What `eagletwin acceptance` cannot use: it says what is wrong, what follows and what to do, and no number.
 
 pytestmark = pytest.mark.slow  # transformers is imported
 
@@ -148,3 +151,27 @@ def test_an_eagle3_head_that_is_served_as_eagle_is_named(
         assert run_guarded(lambda: run_command(["acceptance", *words])) in (1, 125)
     said = " ".join(capsys.readouterr().out.split())
     assert "The draft is an EAGLE-3 head, and the server was started with EAGLE: start it with EAGLE3." in said
+
+
+# Torch's threads sleep while they wait: the commands that compute say so before torch is loaded, which is when it is read.
+
+# Says what torch's OpenMP will read, when somebody first looks for torch.
+WATCH = """
+import os
+os.environ.pop("OMP_WAIT_POLICY", None)
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            print("policy", os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Watch())
+"""
+
+
+@pytest.mark.slow  # imports torch
+def test_threads_are_told_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()  # no checkpoint: the command ends behind its imports
+    done = opened(
+        program(WATCH, "acceptance", "--target", "x", "--draft", "x", "--prompts", "x"), tmp_path, path=tmp_path
+    )  # a process of its own, which has no torch yet
+    assert "policy PASSIVE" in done.stdout, done
