@@ -30,11 +30,11 @@ from .gpu import jobs as gpu_jobs
 from .gpu.command import gpu_plan, gpu_run
 from .gpu.compared import Race
 from .gpu.faults import CASES, HIDDEN, ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, WAITS, faults, missing_waits, races
-from .gpu.in_model import proofs_in_model
 from .gpu.job import CaseResult, Job, JobResult, MustShow, path, runs_on_a_gpu, table
 from .gpu.jobs import _gpus_of, read_plan
 from .gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of, sampling
 from .gpu.summary import CampaignSummary, exit_code, statuses_of, waits
+from .models.survey import proofs_in_model
 
 ROOT = Path(__file__).parents[2]
 NEWEST = Options(release="0.5.23")

@@ -15,9 +15,8 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
 from ..rows import spread
-from .gpu.in_model import FILE, InModel, ModelCell, asked_of, case_in, read, without_running
 from .models.report import PAGE, open_cells, page
-from .models.survey import attempt_of, due, proven_in, write
+from .models.survey import FILE, InModel, ModelCell, asked_of, attempt_of, case_in, due, proven_in, read, without_running, write
 
 DOCS = Path(__file__).parents[2] / "docs/records"
 

@@ -18,9 +18,12 @@ from .models.survey import proven_in
 from .releases import survey
 from .releases.command import releases as write_releases
 from .releases.report import PAGE, empty, ledger_page, page
-from .releases.results import FILE, Cell, Measured, Output, read, write
 from .releases.survey import (
     COUNT,
+    FILE,
+    Cell,
+    Measured,
+    Output,
     asked_of,
     asked_output,
     cell_of,
@@ -31,7 +34,9 @@ from .releases.survey import (
     fill,
     may_be_of_what_is_mended,
     plain_greedy,
+    read,
     right_output,
+    write,
 )
 
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}

@@ -29,7 +29,7 @@ from eagletwin.harness.page.render import NAME
 
 from ..lab.gpu.command import gpu_page
 from ..lab.gpu.job import JOB, RESULTS, Beside, CampaignFacts, CaseResult, Job, JobResult, MustShow
-from ..lab.gpu.page import CAMPAIGN, keep_campaign
+from ..lab.gpu.summary import CAMPAIGN, keep_campaign
 from .conftest import Opened, serious
 from .planted import ENGINE, HOSTILE
 

@@ -122,8 +122,8 @@ def gpu_plan(
     from eagletwin.harness.commands.options import check_attention, check_ranks
     from eagletwin.harness.families.valid import check_model
 
+    from ..models.survey import proofs_in_model
     from . import faults
-    from .in_model import proofs_in_model
     from .plan import Options, every_size, generated, plain, proofs, release_of, sampling, searched
 
     _must_be_new(file)
@@ -260,9 +260,8 @@ def gpu_run(
     from contextlib import closing
 
     from .jobs import read_plan, run_plan
-    from .page import keep_campaign
     from .processes import Sharing
-    from .summary import CampaignSummary
+    from .summary import CampaignSummary, keep_campaign
 
     jobs = read_plan(plan)
     _must_be_able(plan, jobs, out, gpus)
@@ -290,7 +289,7 @@ def gpu_page(
     """Make report.html of a folder of results again."""
     from eagletwin.harness.page.render import write_page
 
-    from .page import campaign_page
+    from .summary import campaign_page
 
     page = campaign_page(folder)
     written = write_page(folder, lambda: page)

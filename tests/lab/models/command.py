@@ -32,9 +32,9 @@ def models(
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.families import RECIPES
 
-    from ..gpu.in_model import read
     from . import survey
     from .report import PAGE, open_cells, page
+    from .survey import read
     from .survey import write as write_results
 
     chosen = _chosen(names, list(RECIPES))

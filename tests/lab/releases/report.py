@@ -8,7 +8,7 @@ from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow
 
-from .results import FILE, Cell, Measured
+from .survey import FILE, Cell, Measured
 
 # releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone.
 
