@@ -172,9 +172,9 @@ def test_pytest_runs_the_tree_that_is_named_and_says_where_it_lies(tree: Path) -
 
 def test_a_process_that_has_imported_another_sglang_refuses(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eagletwin.harness.engines import inprocess, source\n"
-        "one, other = map(source.resolve, sys.argv[1:])\ninprocess.use(one)\n"
-        "import sglang\ninprocess.use(one)\ninprocess.use(other)\n"
+        "import sys\nfrom eagletwin.harness.engines import source\n"
+        "one, other = map(source.resolve, sys.argv[1:])\nsource.use(one)\n"
+        "import sglang\nsource.use(one)\nsource.use(other)\n"
     )
     for name in ("one", "other"):
         (tmp_path / name / "sglang").mkdir(parents=True)
