@@ -23,8 +23,7 @@ from eagletwin.harness.judge.rules import catalogue
 
 from .findings.attempt import FINDINGS, patched
 from .findings.attempt import changed as files_of
-from .upstream.attempt import TEST, package
-from .upstream.undo import changed_files, diff_of, name_of_test
+from .upstream.attempt import TEST, changed_files, diff_of, name_of_test, package
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

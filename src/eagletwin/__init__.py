@@ -1,7 +1,7 @@
 """eagletwin: a slow, obvious reference of the EAGLE draft chain beside SGLang's real workers.
 
 The public names are `Case`, `cases`, `check` and `judge`; everything else may change without notice.
-The three folders beside this file are links to the ones at the top of the checkout (docs/explanation/decisions/0001).
+The three folders beside this file are links to the ones at the top of the checkout (docs/explanation/decisions.md).
 """
 
 from typing import TYPE_CHECKING

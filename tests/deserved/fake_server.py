@@ -1,4 +1,4 @@
-"""A server that speaks as SGLang's does, and whose target, drafts and rounds are the reference's: healthy, or with a fault."""
+"""A server that answers as SGLang's does, and what one says that it was started with."""
 
 import json
 import threading
@@ -10,10 +10,31 @@ from typing import Any
 
 import torch
 
+from eagletwin.harness.deserved.server import Started
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.llama import target_rows
+
+# What a server says of how it was started, for tests that ask no server.
+
+STARTED = Started(
+    version="0.5.23",
+    algorithm="EAGLE",
+    num_steps=3,
+    topk=1,
+    num_draft_tokens=4,
+    chunk=0,
+    page_size=1,
+    dtype="float32",
+    target="",
+    draft="",
+    overlap=True,
+    graphs=True,
+)
+
+
+# A server that speaks as SGLang's does, and whose target, drafts and rounds are the reference's: healthy, or with a fault.
 
 MODEL, STEPS, CHUNK = "llama-gqa", 3, 16
 INFO: dict[str, Any] = {

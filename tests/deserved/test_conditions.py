@@ -27,7 +27,7 @@ from eagletwin.harness.deserved.statistics import Power, Text, figures, power_of
 from eagletwin.harness.families.store import checkpoints
 
 from .fake_server import MODEL, STEPS, text_of
-from .started import STARTED as BORROWED_STARTED
+from .fake_server import STARTED as BORROWED_STARTED
 
 # Under which condition rounds are lost: what the losses share, unless chance would have them share it.
 

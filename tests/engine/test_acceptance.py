@@ -24,7 +24,7 @@ from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.replay import replay_requests
 
-from ..deserved.started import STARTED
+from ..deserved.fake_server import STARTED
 from ..rows import long, spread
 from .recorded import integers_of
 

@@ -17,7 +17,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.gpu.precision_gap import Apart, apart, apart_text
+from ..lab.gpu.compared import Apart, apart, apart_text
 from ..rows import spread
 from .conftest import in_mode
 from .schemas import as_of_schema_3

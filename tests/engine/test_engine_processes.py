@@ -27,7 +27,7 @@ from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import rate_case
 from ..rows import spread
 from .older import host_of
 

@@ -19,17 +19,15 @@ from eagletwin.harness.engines.sglang.drive import Pauses, streams_of
 from eagletwin.harness.engines.source import init_file
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import rate_case
 from ..lab.draws.campaign import Portion, share
 from ..lab.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
-from ..lab.gpu.batches import PATHS, path, paths
-from ..lab.gpu.explained import explained
-from ..lab.gpu.job import CaseResult, Job
-from ..lab.gpu.jobs import run_job
-from ..lab.gpu.missing_waits import HIDDEN, WAITS
-from ..lab.gpu.races import TOLD, race, raced, told
-from ..lab.gpu.sizes import CONFIGURATIONS, SIZES, every_size
-from ..lab.gpu.tally import statuses_of
+from ..lab.gpu.compared import TOLD, race, raced, told
+from ..lab.gpu.faults import HIDDEN, WAITS
+from ..lab.gpu.job import PATHS, CaseResult, Job, path, paths
+from ..lab.gpu.jobs import explained, run_job
+from ..lab.gpu.plan import CONFIGURATIONS, SIZES, every_size
+from ..lab.gpu.summary import statuses_of
 from ..lab.mutants.corpus import Known
 from ..lab.mutants.draw import Mutant, mutants_of
 from ..lab.mutants.hunt import hunt

@@ -18,8 +18,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 
-from ..lab.gpu.in_model import read
-from ..lab.models.results import proven_in
+from ..lab.models.survey import proven_in, read
 from ..rows import spread
 
 DOCS = Path(__file__).parents[2] / "docs/records"

@@ -16,8 +16,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 
-from ..lab.bench.speed import BARE
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import BARE, rate_case
 from .conftest import Runner
 from .warm import eagletwin
 

@@ -18,7 +18,7 @@ from eagletwin.harness.families.store import checkpoints
 
 from ..harness.doors import ctrl_c_works
 from ..lab.__main__ import run
-from ..lab.checkout import ROOT, module
+from ..lab.common import ROOT, module
 
 COMMAND = module("tests.lab", "serve")
 

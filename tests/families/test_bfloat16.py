@@ -1,25 +1,73 @@
 """The bounds of bfloat16, against an experiment that knows neither engine nor bounds; and checkpoints in the cache."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import served_pair
 from eagletwin.harness.judge.bounds import bounds_of
+from eagletwin.reference import draft_heads, layers, llama
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.draft_heads import FrozenHead
 from eagletwin.reference.eagle import draft_rows
+from eagletwin.reference.layers import frequencies
 from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.sizes import RopeScaling
 
-from .rounded import bfloat16_arithmetic
+# The reference as if it computed in bfloat16: its own forwards in float64, with every number rounded that an engine stores.
+#
+# An experiment that knows no engine: how far off is such arithmetic? Rounded are the results of linear layers, norms, RoPE and
+# its sines, attention's weights and its output, activations and sums. Sums of products are not: kernels keep those in float32.
 
-# The bounds of bfloat16, against an experiment that knows neither engine nor bounds: the reference, rounded (rounded.py).
+_norm = layers.rms_norm
+
+
+@contextlib.contextmanager
+def bfloat16_arithmetic() -> Iterator[None]:
+    """While active, the reference's forwards round as an engine does."""
+    mode = Rounding(torch.bfloat16)
+
+    def whole(function: Any, *args: Any) -> Tensor:
+        """A function whose inside is float32's, and its result bfloat16's."""
+        mode.on = False
+        try:
+            return mode.nearest(function(*args))
+        finally:
+            mode.on = True
+
+    def rounded_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return whole(_norm, x, weight, eps)
+
+    def turn(x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
+        """RoPE with sines and cosines rounded, and each product."""
+        mode.on = False
+        half = x.shape[-1] // 2
+        angle = positions.double()[:, None] * frequencies(half, theta, scaling)
+        cos, sin = mode.nearest(angle.cos())[:, None], mode.nearest(angle.sin())[:, None]
+        mode.on = True
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    with contextlib.ExitStack() as stack:
+        for module in (llama, draft_heads, draft_heads):
+            stack.enter_context(mock.patch.object(module, "rms_norm", rounded_norm))
+        stack.enter_context(mock.patch.object(llama, "rotate", turn))
+        stack.enter_context(mode)
+        yield
+
+
+# The bounds of bfloat16, against an experiment that knows neither engine nor bounds: the reference, rounded.
 
 
 # Of 10,000 rows of each kind the largest error was 0.6 of the bound (docs/explanation/bfloat16.md); here are a few hundred.

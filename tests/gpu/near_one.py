@@ -11,7 +11,8 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 
-from ..kernels.release import SAMPLING
+from eagletwin.harness.commands.kernels.release import SAMPLING
+
 from .test_kernels import load, tree_sampler
 
 COINS, TARGETS = 64, 50

@@ -22,7 +22,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 
 from ..engine.server_faults import FAULTS, MODEL, Fault
-from ..lab.checkout import module
+from ..lab.common import module
 from .launched import END_SECONDS, end, environment, until_ready, write_plugin
 
 HEALTHY = ("healthy, chains", "healthy, trees", "healthy, chains, with rows", "healthy, trees, with rows")

@@ -13,7 +13,7 @@ from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 
-from ..lab.bench.workload import rate_case
+from ..lab.bench.speed import rate_case
 
 ON_RANK_1 = "torch.distributed.get_rank() == 1"
 # Rank 1 writes its KV rows to the slots before their own; a graph captures that too.

@@ -1,6 +1,6 @@
 """action.yml and its scripts, as far as they can be tried without GitHub and without an engine.
 
-tests/upstream/test_action_runs.py runs them on trees.
+tests/upstream/test_upstream.py runs them on trees.
 """
 
 import json

@@ -10,8 +10,7 @@ import pytest
 
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from tests.golden import commands, corpus
-from tests.golden.__main__ import run
-from tests.golden.compare import differences
+from tests.golden.__main__ import differences, run
 
 FIRST = Divergence(
     rule="draft.kv", request="a", round=1, stage="extend", step=2, iteration=7, index="row 3", expected="1", actual="2"

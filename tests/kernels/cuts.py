@@ -1,13 +1,38 @@
-"""Distributions to be cut by top_k and top_p, for whatever cuts them: sgl_kernel's C++, or the engine's stand-in for it."""
+"""What several tests of kernels share: properties as tests, and cuts of distributions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eagletwin.harness.commands.kernels.tier import Property
+from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.sampling import keep_top_k, keep_top_p
+
+# The two tests that each file of properties has: each property holds, and each planted fault is caught by it.
+
+
+def make_tests(properties: tuple[Property, ...]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """(test_property, test_planted_fault_is_caught) of these properties."""
+    faults = [(of, fault) for of in properties for fault in of.faults]
+    names = [f"{fault.target.rpartition('.')[2]}-{number}" for number, (_, fault) in enumerate(faults)]
+
+    @pytest.mark.parametrize("of", properties, ids=lambda of: of.name)
+    def test_property(of: Property, config: settings) -> None:
+        of.check(config)
+
+    @pytest.mark.parametrize(("of", "fault"), faults, ids=names)
+    def test_planted_fault_is_caught(of: Property, fault: Edit, config: settings) -> None:
+        of.catches(fault, config)
+
+    return test_property, test_planted_fault_is_caught
+
+
+# Distributions to be cut by top_k and top_p, for whatever cuts them: sgl_kernel's C++, or the engine's stand-in for it.
 
 Cut = Callable[[Tensor, Tensor], Tensor]
 

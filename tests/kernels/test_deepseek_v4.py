@@ -12,7 +12,7 @@ from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
 
-from .tests_of import make_tests
+from .cuts import make_tests
 
 test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
 

@@ -51,7 +51,7 @@ from eagletwin.harness.engines.triton_cpu import KernelViolation, OutOfBounds
 from eagletwin.reference.sampling import target_distribution
 from eagletwin.reference.tree import move_rows, packed_mask, walk_greedy
 
-from .tests_of import make_tests
+from .cuts import make_tests
 
 # What follows a verified path: bonus tokens, lengths, compaction, and the inputs and layout of draft extend.
 

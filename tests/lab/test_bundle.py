@@ -14,11 +14,11 @@ import pytest
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.engines.provision import LEFT_OUT
 
-from .bundle import archives, kernels, unpack
+from .bundle import archives, unpack
+from .bundle import pack as packing
+from .bundle.archives import Kept, _runs_on, is_library, requirements, slim
 from .bundle.contents import ARCH, CONTENTS, Contents, contents_of
 from .bundle.pack import Archive, needs, seal, unzip
-from .bundle.slim import Kept, is_library, slim
-from .bundle.wheels import _runs_on, requirements
 
 ROOT = Path(__file__).parents[2]
 
@@ -332,18 +332,18 @@ def test_what_requests_that_sample_need_is_compiled_ahead_once_where_there_is_an
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     program(home / "bin" / "nvcc", WRITES)
     program(tmp_path / "bin" / "g++", WRITES)
-    library = kernels.compiled_ahead({"flashinfer-python": wheel}, tmp_path)
+    library = packing.compiled_ahead({"flashinfer-python": wheel}, tmp_path)
     assert library is not None
     assert all(f"{name}.o" in library.read_text() for name in ("sampling", "renorm", "flashinfer_sampling_binding"))
     program(home / "bin" / "nvcc", 'case "$*" in *--version*) ;; *) echo "error: of the compiler" >&2; exit 1 ;; esac')
-    assert kernels.compiled_ahead({"flashinfer-python": wheel}, tmp_path) == library  # it is kept
+    assert packing.compiled_ahead({"flashinfer-python": wheel}, tmp_path) == library  # it is kept
     library.unlink()
     with pytest.raises(HarnessError, match="nvcc cannot compile FlashInfer's sampling"):
-        kernels.compiled_ahead({"flashinfer-python": wheel}, tmp_path)
+        packing.compiled_ahead({"flashinfer-python": wheel}, tmp_path)
     monkeypatch.delenv("CUDA_HOME")
-    monkeypatch.setattr(kernels, "cuda_home", lambda: None)
-    assert kernels.compiled_ahead({"flashinfer-python": wheel}, tmp_path) is None
+    monkeypatch.setattr(packing, "cuda_home", lambda: None)
+    assert packing.compiled_ahead({"flashinfer-python": wheel}, tmp_path) is None
 
 
 def test_the_kernels_are_those_of_the_gpu_that_is_packed_for() -> None:
-    assert f"-gencode=arch=compute_{ARCH}a,code=sm_{ARCH}a" in kernels._FLAGS
+    assert f"-gencode=arch=compute_{ARCH}a,code=sm_{ARCH}a" in packing._FLAGS

@@ -8,14 +8,17 @@ from torch import Tensor
 
 from eagletwin.reference.sampling import target_distribution
 
-from .draws.chisquare import LEAST, Agreement, Drifting, as_one, pearson, pooled
 from .draws.distribution import (
+    LEAST,
     LONG,
     PROMPTS,
     SETTINGS,
     TOGETHER,
     WAYS,
+    Agreement,
     DrawTally,
+    Drifting,
+    as_one,
     chances,
     count_joint,
     count_long,
@@ -23,6 +26,8 @@ from .draws.distribution import (
     joint_case,
     joint_chances,
     long_case,
+    pearson,
+    pooled,
 )
 
 SETTING = SETTINGS["chain"]

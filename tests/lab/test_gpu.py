@@ -26,20 +26,15 @@ from eagletwin.harness.engines.sglang.taps.inner import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
-from .gpu import explained as explained_module
-from .gpu.batches import path, table
+from .gpu import jobs as gpu_jobs
 from .gpu.command import gpu_plan, gpu_run
-from .gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
-from .gpu.in_model import proofs_in_model
-from .gpu.job import CaseResult, Job, JobResult, MustShow
+from .gpu.compared import Race
+from .gpu.faults import CASES, HIDDEN, ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, WAITS, faults, missing_waits, races
+from .gpu.job import CaseResult, Job, JobResult, MustShow, path, runs_on_a_gpu, table
 from .gpu.jobs import _gpus_of, read_plan
-from .gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
-from .gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of
-from .gpu.races import Race
-from .gpu.sampled import sampling
-from .gpu.searched import runs_on_a_gpu
-from .gpu.summary import CampaignSummary
-from .gpu.tally import exit_code, statuses_of, waits
+from .gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs, release_of, sampling
+from .gpu.summary import CampaignSummary, exit_code, statuses_of, waits
+from .models.survey import proofs_in_model
 
 ROOT = Path(__file__).parents[2]
 NEWEST = Options(release="0.5.23")
@@ -532,9 +527,9 @@ def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit
     def right(ran: tuple[str, ...], **_: object) -> Verdict:
         return Verdict(status="equal" if {"tree-window", "decode-window"} <= {*ran} else "diverged", rule="draft.proposal")
 
-    monkeypatch.setattr(explained_module, "Host", Doubles)
-    monkeypatch.setattr(explained_module, "judge", right)
+    monkeypatch.setattr(gpu_jobs, "Host", Doubles)
+    monkeypatch.setattr(gpu_jobs, "judge", right)
     job = Job(name="trees", mode=MODES["eager"], cases=(LEDGER["tree-window"].case,), known=known)
     seen = [CaseResult(case="a", status="diverged", rule=LEDGER["decode-window"].rule)]
-    assert explained_module.explained(job, seen, Limits())[0].known == "several of 4 known bugs"
+    assert gpu_jobs.explained(job, seen, Limits())[0].known == "several of 4 known bugs"
     assert tried == [(), ("decode-window",), names[:4]]

@@ -19,13 +19,11 @@ from eagletwin.harness.core.trace import Recorder, Trace, new_header
 from eagletwin.harness.families.weights import model_pair
 
 from .gpu import jobs
+from .gpu.compared import BIN, Apart, apart
 from .gpu.job import Beside, CaseResult, Job, JobResult, MustShow
 from .gpu.jobs import may_share, run_plan
-from .gpu.precision_gap import BIN, Apart, apart
-from .gpu.processes import Processes
-from .gpu.sharing import CONTROL, Sharing
-from .gpu.summary import CampaignSummary
-from .gpu.tally import comparisons, exit_code, proofs, statuses_of
+from .gpu.processes import CONTROL, Processes, Sharing
+from .gpu.summary import CampaignSummary, comparisons, exit_code, proofs, statuses_of
 
 # How far apart two types are: rows and choices are compared where both engines had seen the same tokens, and nowhere else.
 

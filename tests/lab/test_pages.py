@@ -26,19 +26,17 @@ from . import faults
 from .__main__ import app, run
 from .bench import searches
 from .bench.reached import ReachedCode, lines_of
-from .bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
-from .bench.report import in_turn_lines, page
+from .bench.report import RECORD, BenchRecord, Search, Speed, Stamp, in_turn_lines, page, read_record, write_record
 from .bench.searches import Hit, Searched, why_not
 from .bench.speed import Share, Spread, StepTimes, spread
 from .mutants import oracle
-from .mutants.changes import Change, DrawnChange, changed
 from .mutants.command import ORACLE, WORKER
 from .mutants.corpus import Known
 from .mutants.draw import Mutant, mutants_of
-from .mutants.examined import Examined, examined, read_examined
 from .mutants.hunt import Hunted
+from .mutants.oracle import Change, DrawnChange, changed
+from .mutants.page import Examined, examined, rate, read_examined, survivors
 from .mutants.page import page as mutants_page
-from .mutants.page import rate, survivors
 
 # The benchmark's page: written from what was measured, part by part.
 

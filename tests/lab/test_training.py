@@ -1,4 +1,4 @@
-"""`train`: the text, heads, the rate and accept lengths, and the four checkpoints that it leaves."""
+"""A pair is trained in seconds on a short text, measured, written and found again."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -26,16 +27,43 @@ from eagletwin.reference.mtp import draft_extend
 
 from ..harness.doors import opened, program
 from .__main__ import run
-from .toy import TOY, library, short_text
-from .train import cached, text
-from .train.cached import cached_pair, is_whole, new_pair
-from .train.heads import DraftPlan, draft_plans
-from .train.measure import Reply, accept_lengths
-from .train.optimise import optimise, share_of_rate
-from .train.pair import FACTS, PARTS, PROMPTS, make_pair
-from .train.settings import BEGIN, END, SIZES, VOCABULARY, Course, PairSettings
-from .train.text import Corpus, drawn_windows, frequent_tokens, spread_windows
-from .train.unroll import unroll
+from .train import pair as cached
+from .train import text
+from .train.pair import FACTS, PARTS, PROMPTS, Reply, accept_lengths, cached_pair, is_whole, make_pair, new_pair
+from .train.settings import BEGIN, END, SIZES, VOCABULARY, Course, PairSettings, draft_of, shape
+from .train.text import Corpus, drawn_windows, frequent_tokens, spread_windows, standard_library
+from .train.training import DraftPlan, draft_plans, optimise, share_of_rate, unroll
+
+# A pair so small that it is trained in seconds, and a short text to train it on.
+
+TARGET = shape(32, 4, 2, 1, (0, 1, 2))
+TOY = PairSettings(
+    name="toy",
+    target=TARGET,
+    draft=draft_of(TARGET),
+    intermediate_size=48,
+    target_course=Course(steps=60, windows=8, length=32, rate=1e-2),
+    draft_course=Course(steps=25, windows=2, length=24, rate=5e-3),
+    draft_vocab_size=64,
+    prompts=2,
+    prompt_size=8,
+    new_tokens=6,
+)
+
+
+@cache
+def library() -> Corpus:
+    """Python's library, read once."""
+    return standard_library()
+
+
+def short_text() -> Corpus:
+    """The begin of the library."""
+    whole = library()
+    return Corpus(whole.training[:100_000], whole.held_out[:10_000], "short")
+
+
+# `train`: the text, heads, the rate and accept lengths, and the four checkpoints that it leaves.
 
 # The parts of `train`: the text, the heads in a form to train, the optimizer's rate, accept lengths.
 
@@ -120,7 +148,7 @@ def test_a_draft_has_the_tensors_that_its_family_has(name: str, recipe: str) -> 
 
 def test_the_heads_run_on_the_device_of_their_weights() -> None:
     """The device `meta` computes nothing, and refuses tensors of another as a GPU does."""
-    from .train.distil import Pupil
+    from .train.training import Pupil
 
     shape = TOY.target
     size, inner, kv = shape.hidden_size, TOY.intermediate_size, shape.num_kv_heads * shape.head_dim

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from ..browser import NAMES
+from .conftest import NAMES
 
 
 def take(page: Path, image: Path, width: int, height: int, *, dark: bool) -> None:

@@ -15,8 +15,8 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.page.render import html_of
 from eagletwin.harness.page.run import run_page
 
-from ..browser import Opened, serious
 from ..rows import long
+from .conftest import Opened, serious
 from .planted import HOSTILE, page, recorded
 
 pytestmark = pytest.mark.slow

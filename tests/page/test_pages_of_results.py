@@ -27,10 +27,10 @@ from eagletwin.harness.deserved.statistics import Depth, Interval, Span
 from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.page.render import NAME
 
-from ..browser import Opened, serious
 from ..lab.gpu.command import gpu_page
 from ..lab.gpu.job import JOB, RESULTS, Beside, CampaignFacts, CaseResult, Job, JobResult, MustShow
-from ..lab.gpu.page import CAMPAIGN, keep_campaign
+from ..lab.gpu.summary import CAMPAIGN, keep_campaign
+from .conftest import Opened, serious
 from .planted import ENGINE, HOSTILE
 
 CASE = LEDGER["25015"].case

@@ -16,7 +16,7 @@ from eagletwin.reference.layers import LowRank, apply_adapter, frequencies, rota
 from eagletwin.reference.llama import causal, in_window, target_rows
 from eagletwin.reference.sizes import ExpertShape, LlamaShape, RopeScaling
 
-from .fused import fused
+from .beside import fused
 
 # The target of the reference against an outside implementation.
 

@@ -21,7 +21,7 @@ from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import draft_extend, is_provisional, layer_tokens
 from eagletwin.reference.sizes import LlamaShape
 
-from .deepseek import near
+from .beside import near
 
 # Draft rows and chains, against hand-worked examples.
 

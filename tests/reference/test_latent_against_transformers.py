@@ -19,9 +19,8 @@ from eagletwin.reference.llama import TargetRows, causal, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, grow_rounds
 from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
-from .deepseek import config_of, half_split, near
-from .fused import fused
-from .kept import near as gemma4_near
+from .beside import assert_near as gemma4_near
+from .beside import config_of, fused, half_split, near
 
 # Latent attention, experts and the NextN layer: against transformers' own DeepSeek-V3, and in their other forms.
 

@@ -19,7 +19,7 @@ from eagletwin.reference.draft_heads import DraftRows, Eagle3Head
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.llama import target_rows
 
-from .deepseek import near
+from .beside import near
 
 pytest.importorskip("speculators", reason="speculators is not installed")
 

@@ -14,8 +14,7 @@ from eagletwin.reference.llama import causal
 from eagletwin.reference.sizes import DeltaShape, ScanShape
 from eagletwin.reference.state_layers import delta_layer, delta_step, scan_layer, scan_step, unit
 
-from .fused import fused
-from .kept import drawn_from, near, rows_and_what_is_kept_equal, sequences_are_their_own
+from .beside import assert_near, drawn_from, fused, rows_and_what_is_kept_equal, sequences_are_their_own
 
 # Layers that keep a state, gated attention and the MTP layer: against transformers' own Qwen3-Next, and by hand.
 
@@ -123,8 +122,8 @@ def test_the_mtp_layer_is_a_layer_of_transformers_behind_its_projection() -> Non
         mask = torch.where(causal(21), 0.0, -torch.inf).double()[None, None]
         out = layer(x[None], position_embeddings=turns, attention_mask=mask)
         theirs = normed("norm", (out[0] if isinstance(out, tuple) else out).view(21, -1))
-    near(ours.hidden, theirs, CLOSE)
-    near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, CLOSE)
+    assert_near(ours.hidden, theirs, CLOSE)
+    assert_near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, CLOSE)
 
 
 # Layers that keep a state of Mamba-2, heads that do not turn, experts without a gate: against transformers' own Nemotron-H.
@@ -238,8 +237,8 @@ def test_the_mtp_layer_is_two_layers_of_transformers_behind_its_projection() -> 
         for layer in model.model.layers[-2:]:
             x = layer(x, attention_mask=mask)
         theirs = normed("1.final_layernorm", x.view(21, -1))
-    near(ours.hidden, theirs, MAMBA2_CLOSE)
-    near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, MAMBA2_CLOSE)
+    assert_near(ours.hidden, theirs, MAMBA2_CLOSE)
+    assert_near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, MAMBA2_CLOSE)
 
 
 # Qwen3.5's layers and its MTP layer, against transformers' own model of text alone.
@@ -312,5 +311,5 @@ def test_the_mtp_layer_is_a_layer_of_transformers_behind_its_projection_in_qwen3
         mask = torch.where(causal(21), 0.0, -torch.inf).double()[None, None]
         out = layer(x[None], position_embeddings=turns, attention_mask=mask)
         theirs = normed("norm", (out[0] if isinstance(out, tuple) else out).view(21, -1))
-    near(ours.hidden, theirs, QWEN3_5_CLOSE)
-    near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, QWEN3_5_CLOSE)
+    assert_near(ours.hidden, theirs, QWEN3_5_CLOSE)
+    assert_near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, QWEN3_5_CLOSE)

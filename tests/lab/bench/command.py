@@ -11,10 +11,10 @@ from eagletwin.harness.commands.options import Remedies, Sglang
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.terminal import each, progress
 
-from ..progress import telling
+from ..common import telling
 
 if TYPE_CHECKING:
-    from .record import BenchRecord
+    from .report import BenchRecord
 
 
 def rate(
@@ -32,9 +32,8 @@ def rate(
     from eagletwin.harness.families.valid import check_case
 
     from .report import in_turn_lines
-    from .speed import in_turn
+    from .speed import in_turn, rate_case
     from .speed import rate as measure_rate
-    from .workload import rate_case
 
     patches = patches_of(None, remedy, None)
     for name, option in ((model, "--model"), *([(beside, "--beside")] if beside else [])):
@@ -123,7 +122,7 @@ def reached(
 
 def _so_far(folder: Path | None) -> "BenchRecord":
     """What the folder has figures of already."""
-    from .record import BenchRecord, read_record
+    from .report import BenchRecord, read_record
 
     return read_record(folder) if folder else BenchRecord()
 
@@ -132,7 +131,7 @@ def _speed(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
     from msgspec.structs import replace
 
     from . import speed as measure
-    from .record import Speed, stamp
+    from .report import Speed, stamp
 
     rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in each(range(9), "rounds of rates")]
     alone, together = measure.parallel(10, 3)
@@ -158,7 +157,7 @@ def _search(
 
     from eagletwin.cases.ledger import LEDGER
 
-    from .record import Search, stamp
+    from .report import Search, stamp
     from .searches import search_all
 
     with progress("entries", len(names)) as line:
@@ -171,8 +170,7 @@ def _search(
 
 def _kept(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
     """The record, written down with its page."""
-    from .record import write_record
-    from .report import PAGE, page
+    from .report import PAGE, page, write_record
 
     if folder:
         write_record(folder, record)

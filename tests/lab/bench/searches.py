@@ -41,7 +41,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 
-from ..checkout import ROOT, module
+from ..common import ROOT, module
 
 SECONDS, SHRINK_SECONDS = 300.0, 20.0  # of one search
 GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found

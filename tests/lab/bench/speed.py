@@ -1,8 +1,4 @@
-"""What eagletwin costs: cases a second, how a case's time grows, how soon a bug is found. Printed, and written by `make bench`.
-
-Every figure that is compared with another comes from one process, its parts taken in turn: machines are noisy. Rates are of
-one core, to which the process and its engines are bound.
-"""
+"""The benchmark's cases, and how fast they are."""
 
 import os
 import statistics
@@ -13,9 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+
+from msgspec.structs import replace
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.patch import Patch
@@ -24,10 +23,56 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.engines.source import INSTALLED, Source
+from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 
-from ..checkout import ROOT, module
-from .workload import rate_case, sized_case
+from ..common import ROOT, module
+
+# The benchmark's workload: plain cases of a stated size, the same for the same seed.
+
+
+def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, topk: int = 1, max_new_tokens: int = 7) -> Case:
+    """`batch` requests of `prompt` tokens each, all at once; 7 new tokens take about three rounds.
+
+    A tree has as many nodes as its branches, each as long as num_steps, would have.
+    """
+    requests = tuple(
+        Request(id=f"r{number}", prompt=tokens(seed * 64 + number, prompt, 96), max_new_tokens=max_new_tokens)
+        for number in range(batch)
+    )
+    return _case(f"sized-{seed}", requests, num_steps, topk, topk * num_steps + 1)
+
+
+def rate_case(seed: int, topk: int = 1, model: str = "llama-tiny") -> Case:
+    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for. A tree has 6 nodes.
+
+    model: a recipe of 96 tokens or more
+    """
+    random = Random(seed)
+    requests = tuple(
+        Request(id=f"r{number}", prompt=tokens(random.randrange(1 << 30), random.randint(10, 40), 96), max_new_tokens=7)
+        for number in range(random.randint(1, 3))
+    )
+    return replace(_case(f"rate-{seed}", requests, 3, topk, 6), model=model)
+
+
+def _case(name: str, requests: tuple[Request, ...], num_steps: int, topk: int, num_draft_tokens: int) -> Case:
+    return Case(
+        name=name,
+        model="llama-tiny",
+        num_steps=num_steps,
+        topk=topk,
+        num_draft_tokens=num_draft_tokens if topk > 1 else 0,
+        chunked_prefill_size=1024,
+        requests=requests,
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=4096, max_running_requests=16)),
+    )
+
+
+# What eagletwin costs: cases a second, how a case's time grows, how soon a bug is found. Printed, and written by `make bench`.
+#
+# Every figure that is compared with another comes from one process, its parts taken in turn: machines are noisy. Rates are of
+# one core, to which the process and its engines are bound.
 
 
 @dataclass(frozen=True, slots=True)

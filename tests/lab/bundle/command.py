@@ -1,8 +1,8 @@
 """`bundle`: pack a release of SGLang, and what it needs of one GPU architecture, for a host without network.
 
-`contents.py` says what a release's bundle holds, `wheels.py` downloads it, `slim.py` empties what other GPUs need, `kernels.py`
-compiles ahead, `archives.py` compresses, `pack.py` does all of it in order and cuts the result into parts. `unpack.py` travels
-with them: it is what the host runs.
+`contents.py` says what a release's bundle holds, `archives.py` downloads it, empties what other GPUs need, and compresses, and
+`pack.py` does all of it in order, compiles ahead, and cuts the result into parts. `unpack.py` travels with them: it is what the
+host runs.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.terminal import progress
 
-from ..checkout import ROOT
+from ..common import ROOT
 
 
 def bundle(

@@ -24,7 +24,7 @@ from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 
-from ..checkout import ROOT, module
+from ..common import ROOT, module
 from .distribution import (
     SETTINGS,
     SIGNIFICANCE,

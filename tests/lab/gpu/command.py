@@ -1,7 +1,7 @@
 """`gpu`: plan what runs on a GPU host, run it there, and make a page of the results."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,30 +10,88 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD
 from eagletwin.harness.core.terminal import count, progress
 
-from .typed import (
-    Blocks,
-    Cases,
-    Entries,
-    File,
-    Groups,
-    OfMode,
-    OfModel,
-    OnRelease,
-    Planted,
-    Races,
-    Rate,
-    Records,
-    Samples,
-    Seed,
-    Sizes,
-    Waits,
-)
-
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
     from eagletwin.harness.core.run_spec import Attention, Dtype
 
     from .job import Job
+
+
+# The options of `gpu plan`, as Typer reads them.
+
+File = Annotated[Path, typer.Argument(help="Where to write the plan (JSON).")]
+Groups = Annotated[int, typer.Option(min=0, help="Groups of generated cases that share a configuration.")]
+Cases = Annotated[int, typer.Option(min=1, help="Cases of each group or block.")]
+Blocks = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Also this many blocks of what a search draws (`eagletwin fuzz`): every recipe and option that a GPU runs. Each "
+        "job draws its cases itself, where it runs; of large cases a quarter as many.",
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")]
+Sizes = Annotated[
+    bool, typer.Option("--sizes", help="Also batches of 1 to 8: in a graph of their size, padded, and without a graph.")
+]
+Samples = Annotated[
+    int,
+    typer.Option(
+        "--sampling", min=0, help="Also this many groups of cases that sample: by the target alone, and by rejection."
+    ),
+]
+Entries = Annotated[list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")]
+Planted = Annotated[bool, typer.Option("--faults", help="Also planted faults that only a graph can have: each must be found.")]
+Races = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Also this many groups of cases with overlap that run again with pauses between the GPU's streams: they must be "
+        "answered alike.",
+    ),
+]
+Waits = Annotated[
+    bool, typer.Option("--missing-waits", help="Also missing waits, planted: pauses must find each in 200 cases.")
+]
+Rate = Annotated[
+    int,
+    typer.Option(
+        "--rate", metavar="COPIES", min=0, help="For measuring a rate: only cases, no reruns, each group this many times."
+    ),
+]
+OfModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="RECIPE",
+        help="Generate all cases of this model, and prove entries in it. Default: llama-tiny, and drafts of layers; of an "
+        "entry, its own.",
+    ),
+]
+OfMode = Annotated[
+    Literal["", "graphs", "overlap", "prefill", "eager"],
+    typer.Option(
+        "--mode",
+        metavar="MODE",
+        help="Run all generated cases in this mode: `graphs`, `overlap` (graphs too), `prefill` (graphs of prefill too, with "
+        "overlap) or `eager`. Default: one after the other.",
+    ),
+]
+Records = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        help="With --model and --prove: where `python -m tests.lab models` keeps the cases by which entries show in it.",
+    ),
+]
+OnRelease = Annotated[
+    str,
+    typer.Option(
+        "--sglang",
+        metavar="RELEASE",
+        help="The release that the plan will run on: its live bugs are known. Default: the one that is installed here.",
+    ),
+]
 
 gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, which may have no network.")
 
@@ -64,12 +122,9 @@ def gpu_plan(
     from eagletwin.harness.commands.options import check_attention, check_ranks
     from eagletwin.harness.families.valid import check_model
 
-    from . import missing_waits as waits
-    from .faults import faults
-    from .in_model import proofs_in_model
-    from .plan import Options, generated, plain, proofs, release_of, searched
-    from .sampled import sampling
-    from .sizes import every_size
+    from ..models.survey import proofs_in_model
+    from . import faults
+    from .plan import Options, every_size, generated, plain, proofs, release_of, sampling, searched
 
     _must_be_new(file)
     check_attention(attention, "cuda", dtype)
@@ -91,8 +146,8 @@ def gpu_plan(
         _check_heads(attention, entry.case.model)
     carried, elsewhere = proofs_in_model(chosen, options, records) if model else (proofs(chosen, options), [])
     jobs, others = jobs + carried, others + elsewhere
-    jobs += faults(dtype, attention) if planted else []
-    jobs += waits.races(races, cases, seed) + (waits.missing_waits(seed) if missing_waits else [])
+    jobs += faults.faults(dtype, attention) if planted else []
+    jobs += faults.races(races, cases, seed) + (faults.missing_waits(seed) if missing_waits else [])
     return _write_plan(file, jobs, others)
 
 
@@ -205,9 +260,8 @@ def gpu_run(
     from contextlib import closing
 
     from .jobs import read_plan, run_plan
-    from .page import keep_campaign
-    from .sharing import Sharing
-    from .summary import CampaignSummary
+    from .processes import Sharing
+    from .summary import CampaignSummary, keep_campaign
 
     jobs = read_plan(plan)
     _must_be_able(plan, jobs, out, gpus)
@@ -235,7 +289,7 @@ def gpu_page(
     """Make report.html of a folder of results again."""
     from eagletwin.harness.page.render import write_page
 
-    from .page import campaign_page
+    from .summary import campaign_page
 
     page = campaign_page(folder)
     written = write_page(folder, lambda: page)

@@ -1,5 +1,6 @@
-"""What to run on a GPU: generated cases in all modes, and the ledger's proofs."""
+"""The jobs of a plan: generated cases, batches of every size, cases that sample, and both sides of ledger entries."""
 
+import dataclasses
 import random
 from typing import Any
 
@@ -11,20 +12,23 @@ from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.ledger import certain_node, decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.ledger.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.ledger.standalone import KEYS
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.cases.sample_cases import draw_cases
-from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
-from eagletwin.harness.core.case import Case
+from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of, greedy_cases, rejects, sampling_cases
+from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import ABSENT, installed_version
-from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE, WIDEST, Attention, Dtype, Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.dimension import tokens
 
-from .job import Job, MustShow
-from .searched import Draw, bugs_of
+from .job import Draw, Job, MustShow, bugs_of
+
+# What to run on a GPU: generated cases in all modes, and the ledger's proofs.
 
 ONE_GRAPH = (
     "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
@@ -243,3 +247,143 @@ def release_of(typed: str) -> str:
             consequence="no plan was written",
             remedy="name one, as 0.5.23: a plan goes by the bugs that it has",
         ) from error
+
+
+# Jobs of cases that sample, for a plan of a GPU campaign: by the target alone, chains and trees, and by rejection.
+
+# Under rejection sampling, what draft decode drew from stayed in the memory of its CUDA graph before 0.5.21. The target's graph
+# runs in the same memory before verify reads it. It takes a GPU, and no entry shows it alone.
+_DRAFT_PROBABILITIES = Patch(
+    name="draft-probabilities-copied",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
+            match="self.cuda_graph_runner.execute(forward_batch)",
+            replacement="tuple(one if one is None else one.clone() for one in self.cuda_graph_runner.execute(forward_batch))",
+        ),
+    ),
+)
+
+# model, topk, rejection, mode: what a group holds; None: as the seed has it
+_KINDS: tuple[tuple[str | None, int, bool, str], ...] = (
+    (None, 1, False, "graphs"),
+    (None, 3, False, "overlap"),
+    (None, 1, True, "graphs"),
+    (None, 4, False, "graphs"),
+    (None, 1, True, "overlap"),
+    (None, 1, False, "overlap"),
+    (None, 1, True, "eager"),
+    ("llama-mtp", 1, True, "graphs"),
+    (None, 2, False, "eager"),
+    ("llama-mtp-chain", 1, False, "graphs"),
+)
+
+
+def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
+    """Groups of cases that share a configuration. The first case of each runs again after all others: the same coins, and so
+    the same trace. Nothing runs on a CPU as well, since its coins differ."""
+    jobs = []
+    for group in range(groups):
+        number = seed * 7919 + 100_000 + group
+        model, topk, rejection, name = _KINDS[group % len(_KINDS)]
+        # a pool that runs out retracts; with overlap that loses rounds (cases/strategies.py)
+        held = {"topk": topk, "max_total_tokens": 512} | ({"model": model} if model else {})
+        focus = focus_of(number, **held)
+        if rejection:
+            focus = rejects(focus)
+        # greedy requests under rejection sampling draft by chance up to 0.5.20: a bug that would be found in every case
+        found = draw_cases(
+            sampling_cases(
+                focus, held=tuple(VALUES), rejection=rejection, greedy=not rejection, retract=not MODES[name].overlap
+            ),
+            each,
+            number,
+        )
+        known = known_bugs(release, model or "", MODES["graphs"]) | {RETRACTED.id: RETRACTED.green.patches[0]}
+        if rejection and not model and Version(release) < Version("0.5.21"):
+            known["draft-probabilities-in-graph"] = _DRAFT_PROBABILITIES
+        word = "rejection" if rejection else "target-only"
+        jobs.append(
+            Job(
+                name=f"sampling-{word}-{name}-{group:03}",
+                mode=MODES[name],
+                cases=tuple(found),
+                known=known,
+                again=True,
+                keep=True,
+            )
+        )
+    return jobs
+
+
+# Batches of every size, in a graph of their own size, padded to a larger one, and without one: what `gpu plan --sizes` adds.
+#
+# Generated cases seldom have more than six requests. Here each request arrives when the one before has had its first round, so
+# that a case decodes batches of one, two, … eight; and each engine captures graphs for other sizes.
+
+SIZES = range(1, 9)
+
+# Sizes that graphs are captured for -> what that makes of batches of 1 to 8. For more requests than may run at once SGLang
+# captures nothing, so 16 may.
+CAPTURES = (
+    tuple(SIZES),  # all exact
+    (16,),  # all padded
+    (4, 8),  # exact and padded
+    (2, 5),  # padded, exact, and from 6 on without a graph: a runner that is there and must not be taken for one that ran
+    (1,),  # all but one without a graph
+    (),
+)
+# A chain, a tree, and a draft of several layers; none has a known bug of 0.5.17 that these cases would show.
+CONFIGURATIONS = {
+    "chain": Focus(num_steps=3, max_running_requests=16),
+    "tree": Focus(num_steps=3, topk=3, tree_size=1, max_running_requests=16),
+    "layers": Focus(model="llama-mtp", num_steps=2, max_running_requests=16),
+}
+
+
+def staircase(configuration: Focus, seed: int, events: tuple[Event, ...] = ()) -> Case:
+    """Eight requests, one after the other: a prefill and a round of all that are there, and so on until all eight have met.
+    They end one after the other too."""
+    requests = tuple(
+        Request(
+            id=f"r{number}",
+            prompt=tokens(seed * 16 + number, 3 + number % 4, 96),
+            max_new_tokens=(len(SIZES) - number) * (configuration.num_steps + 1) + 2,  # a round brings num_steps + 1 at most
+            arrive=2 * number,
+        )
+        for number in range(len(SIZES))
+    )
+    return configuration.case(f"sizes-{seed}", requests, events=events)
+
+
+# Events of a batch of eight: an abort, a retraction of all, a pause, and an abort in the queue.
+EIGHT_EVENTS = (
+    Event(at=9, kind="abort", request="r1"),
+    Event(at=13, kind="retract"),
+    Event(at=16, kind="pause"),
+    Event(at=18, kind="resume"),
+    Event(at=19, kind="retract"),
+    Event(at=19, kind="abort", request="r5"),
+)
+
+
+def every_size(tp: int = 1) -> list[Job]:
+    """An engine for each configuration and each set of graphs, with overlap and without, half of them with pages.
+
+    tp: ranks that share the work"""
+    jobs = []
+    for number, graphs in enumerate(CAPTURES):
+        for place, (name, configuration) in enumerate(CONFIGURATIONS.items()):
+            for overlap in (False, True):
+                chosen = dataclasses.replace(configuration, page_size=4 if (number + place + overlap) % 2 else 1)
+                cases = (staircase(chosen, 1), staircase(chosen, 2, EIGHT_EVENTS), staircase(chosen, 3))
+                words = "-".join(map(str, graphs)) or "none"
+                jobs.append(
+                    Job(
+                        name=f"sizes-{name}-{words}-{'overlap' if overlap else 'normal'}-page{chosen.page_size}",
+                        mode=Mode(device="cuda", graphs=graphs, overlap=overlap, tp=tp),
+                        cases=cases,
+                        again=True,
+                    )
+                )
+    return jobs

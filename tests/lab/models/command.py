@@ -1,6 +1,6 @@
 """`models`: the ledger in every model: each entry proven with other targets and drafts than its own, or why it cannot be.
 
-survey.py proves what is not known yet; results.py keeps the answers; report.py makes a page of all that.
+survey.py proves what is not known yet and keeps the answers; report.py makes a page of all that.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from eagletwin.cases.ledger import ledger_of
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import count, progress
 
-from ..progress import telling
+from ..common import telling
 
 
 def models(
@@ -32,10 +32,10 @@ def models(
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.families import RECIPES
 
-    from ..gpu.in_model import read
     from . import survey
     from .report import PAGE, open_cells, page
-    from .results import write as write_results
+    from .survey import read
+    from .survey import write as write_results
 
     chosen = _chosen(names, list(RECIPES))
     ledger = ledger_of(["all"])

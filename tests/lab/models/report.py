@@ -9,7 +9,7 @@ from eagletwin.harness.commands.prove.report import reason
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
 
-from ..gpu.in_model import FILE, InModel, ModelCell
+from .survey import FILE, InModel, ModelCell
 
 PAGE = "models.md"
 _REFUSED = "SGLang does not run this configuration"  # as engines/host.py says it, and then why

@@ -10,7 +10,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.terminal import progress
 
-from ..progress import telling
+from ..common import telling
 
 Records = Annotated[
     Path, typer.Option("--write", help="Folder for mutants.md, and for mutants/ with what came of each mutant.")
@@ -33,7 +33,7 @@ def mutants(
     1 if fewer than 97 % of those that can be seen."""
     from eagletwin.harness.engines.source import resolve
 
-    from .work import DrawnCases, hunt_all, make_corpus
+    from .hunt import DrawnCases, hunt_all, make_corpus
 
     drawn = DrawnCases(seed=seed, blocks=blocks, asking=asking)
     source = resolve(sglang)
@@ -59,8 +59,8 @@ def oracle(
     95 % of those that can be seen."""
     from eagletwin.harness.engines.source import resolve
 
+    from .hunt import DrawnCases, corpus_in, outcomes_in
     from .oracle import ask_all, record
-    from .work import DrawnCases, corpus_in, outcomes_in
 
     source = resolve(sglang)
     corpus = cache_folder("mutants") / DrawnCases(seed=seed, blocks=blocks, asking=asking).named(source.called)
@@ -82,9 +82,8 @@ WORKER, ORACLE = "worker.jsonl", "oracle.jsonl"
 
 def _written(folder: Path) -> int:
     """Write the page of what was measured so far."""
-    from .examined import examined
-    from .page import PAGE, page, rate
-    from .work import outcomes_in
+    from .hunt import outcomes_in
+    from .page import PAGE, examined, page, rate
 
     worker, oracle = ((outcomes_in(folder / "mutants" / name), examined(name)) for name in (WORKER, ORACLE))
     text = page(worker, oracle)

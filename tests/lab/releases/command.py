@@ -1,6 +1,6 @@
 """`releases`: what holds on each published release of SGLang, measured on its wheel: the ledger, and greedy output.
 
-commands/prove/proof.py starts one release after another; survey.py asks it; results.py keeps the answers, so that
+commands/prove/proof.py starts one release after another; survey.py asks it and keeps the answers, so that
 one can be asked again and nothing is asked twice; report.py makes the page of them.
 """
 
@@ -16,7 +16,7 @@ from eagletwin.harness.commands.info import named_releases
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import count, progress
 
-from ..progress import telling
+from ..common import telling
 
 
 def releases(
@@ -47,10 +47,8 @@ def releases(
     """
     from eagletwin.harness.page.render import write_page
 
-    from .common import common_cases
-    from .page import ledger_page
-    from .report import PAGE, empty, page
-    from .table import differs, fill, right_output
+    from .report import PAGE, empty, ledger_page, page
+    from .survey import common_cases, differs, fill, right_output
 
     ledger = _in_model(model, records) if model else [_unchanged(entry) for entry in with_probes(["all"])]
     wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
@@ -81,7 +79,7 @@ def _in_model(model: str, folder: Path) -> list[Known]:
     """The entries that are proven in a model, with the cases that show them. Raises InputError if none is known."""
     from eagletwin.harness.families.valid import check_model
 
-    from ..models.results import proven_in
+    from ..models.survey import proven_in
 
     check_model(model, "--model")
     found = proven_in(folder, model)

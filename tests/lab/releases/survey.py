@@ -1,25 +1,132 @@
-"""Run the ledger on a release, and the cases that all releases have in common."""
+"""Ask releases for what is not known yet, and keep the answers: each ledger entry, and greedy output of common cases."""
 
 import hashlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from random import Random
+from typing import Literal
+
+from msgspec import Struct
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.reach import on_a_cpu, why_unreachable
 from eagletwin.harness.commands.matrix import Matrix, Question
-from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.commands.prove.proof import hosts
+from eagletwin.harness.core.case import Case, Request, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply
-from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.provision import NotFetched, releases
+from eagletwin.harness.families.dimensions.dimension import tokens
 
-from .results import Cell, Measured, Output
+from ..common import read_answers, write_answers
+
+# What was measured on the releases, next to the page that is made of it.
+
+FILE = "releases.jsonl"
+_OUTPUT = "greedy output"  # in the place of an entry
+
+
+class Cell(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cell"):
+    """An entry of the ledger on a release.
+
+    asked   digest of what was run and how it was judged: another case or view must be measured anew
+    status  `green`: equal. `red`: diverged, or ended as the entry says, by `rule`. `cannot tell`: `why`
+    own     the rule is the entry's: what shows is this bug and not another that comes before it
+    """
+
+    asked: str
+    status: Literal["green", "red", "cannot tell"]
+    rule: str = ""
+    own: bool = False
+    why: str = ""
+
+
+class Output(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="output"):
+    """The results of the common cases.
+
+    tokens    a digest of each case's emitted tokens; "" of one that did not finish: `why`, of the first of them
+    packages  what it ran with
+    """
+
+    asked: str
+    tokens: tuple[str, ...] = ()
+    why: str = ""
+    packages: str = ""
+
+
+class Measured(Struct, kw_only=True):
+    """A release: its cells by entry, and its output. It is filled while it is measured."""
+
+    release: str
+    cells: dict[str, Cell] = {}
+    output: Output | None = None
+
+
+def read(folder: Path) -> dict[str, Measured]:
+    """Each known release, oldest first, with what is known of it. Raises InputError for a file of another kind."""
+    answers = read_answers(folder / FILE, Cell | Output, "nothing was measured")
+    found = {name: Measured(release=name) for name in releases()}
+    for name, by_entry in answers.items():
+        measured = found.setdefault(name, Measured(release=name))
+        measured.output = by_entry.pop(_OUTPUT, None)
+        measured.cells = by_entry
+    return found
+
+
+def write(folder: Path, found: Collection[Measured]) -> None:
+    """Write what is known of all releases, in place of what was there."""
+    answers: dict[str, dict[str, Struct]] = {one.release: {**one.cells} for one in found}
+    for one in found:
+        if one.output is not None:
+            answers[one.release][_OUTPUT] = one.output
+    write_answers(folder / FILE, answers)
+
+
+# Ask releases for what is not known yet: each entry of the ledger, and greedy output of common cases.
+
+# Cases that every release can run: one chain of drafts, pages of one slot, no tree, no prefix cache, no events.
+#
+# What they emit must be the same everywhere, token for token, and what the target alone would say: the bugs of the ledger that
+# all of these releases have or had change drafts, and verification repairs those.
+
+COUNT = 100
+_OF_A_MODEL = 20
+
+
+def common_cases(model: str = "") -> tuple[Case, ...]:
+    """All of them; or some, of this model."""
+    return tuple(common_case(seed, model) for seed in range(_OF_A_MODEL if model else COUNT))
+
+
+def common_case(seed: int, model: str = "") -> Case:
+    """1-3 requests of 1-40 prompt tokens, in chunks or not, one after the other or at once; 1-4 draft steps."""
+    random = Random(seed)
+    requests = tuple(
+        Request(
+            id=f"r{number}",
+            prompt=tokens(random.randrange(1 << 30), random.randint(1, 40), 96),
+            max_new_tokens=random.randint(1, 12),
+            arrive=random.choice((0, 0, number)),
+        )
+        for number in range(random.randint(1, 3))
+    )
+    return Case(
+        name=f"common-{seed}{f'-{model}' if model else ''}",
+        model=model or ("llama-tiny", "llama-gqa")[seed // 4 % 2],
+        num_steps=1 + seed % 4,  # an engine for each model and number of steps: eight for all cases
+        chunked_prefill_size=(1024, 8)[seed % 2],
+        requests=requests,
+    )
+
+
+# Run the ledger on a release, and the cases that all releases have in common.
 
 LIMITS = Limits(step=60.0, case=300.0)
 _CELL = "cell"  # the run folder of a cell, which is removed
@@ -176,3 +283,62 @@ def plain_greedy(case: Case) -> dict[str, list[int]]:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
+
+
+# The ledger on every release: ask what is not known yet, keep each answer, and hand out all of them.
+
+
+def fill(
+    folder: Path,
+    names: Sequence[str],
+    ledger: Sequence[Known],
+    wanted: Sequence[Known],
+    cases: Sequence[Case],
+    *,
+    again: bool,
+    say: Callable[[str], None],
+) -> list[Measured]:
+    """What is known of all releases in `folder`, after these were asked for what is missing of the wanted entries, and of
+    greedy output to the common cases.
+
+    again: also for what is known of them; output too, if all of the ledger is wanted. Stopped half way, it goes on from there.
+    """
+    found = read(folder)
+    missing = {}
+    for name in names:
+        cells = found[name].cells
+        unasked = {entry.id: cell for entry in wanted if (cell := cell_without_asking(entry)) is not None}
+        if any(cells.get(entry) != cell for entry, cell in unasked.items()):
+            cells.update(unasked)
+            write(folder, found.values())
+        due_here = [entry for entry in wanted if entry.id not in unasked]
+        missing[name] = [
+            entry for entry in due_here if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
+        ]
+    due = [name for name in names if missing[name] or _output_is_due(found[name], cases)]
+    for name, host in hosts(due):
+        if again and len(wanted) == len(ledger) and not isinstance(host, NotFetched):
+            found[name].output = None
+        measure(host, found[name], missing[name], cases, keep=lambda: write(folder, found.values()), say=say)
+    asked = {entry.id: asked_of(entry) for entry in ledger}
+    for measured in found.values():
+        # cells of entries that left the ledger, or whose case has changed since, are dropped
+        measured.cells = {name: cell for name, cell in measured.cells.items() if cell.asked in ("", asked.get(name))}
+        if measured.output is not None and measured.output.asked not in ("", asked_output(cases)):
+            measured.output = None
+    return list(found.values())
+
+
+def _output_is_due(measured: Measured, cases: Sequence[Case]) -> bool:
+    return measured.output is None or measured.output.asked != asked_output(cases)
+
+
+def right_output(cases: Sequence[Case]) -> list[str]:
+    """Digests of what the target alone says to each common case."""
+    return [digest_of(plain_greedy(case)) for case in cases]
+
+
+def differs(measured: Sequence[Measured], right: Sequence[str]) -> bool:
+    """Whether a release answers any common case with other tokens."""
+    outputs = [one.output.tokens for one in measured if one.output is not None]
+    return any(token not in (true, "") for tokens in outputs for token, true in zip(tokens, right, strict=False))

@@ -10,7 +10,7 @@ from eagletwin.harness.commands.options import let_threads_sleep
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.terminal import progress
 
-from ..progress import telling
+from ..common import telling
 from .settings import SIZES, Size
 
 
@@ -39,8 +39,7 @@ def train(
     are. Tokens are bytes: a server needs --skip-tokenizer-init.
     """
     let_threads_sleep()
-    from .cached import cached_pair, new_pair
-    from .pair import PARTS, PROMPTS
+    from .pair import PARTS, PROMPTS, cached_pair, new_pair
 
     settings = replace(SIZES[size], seed=seed)
     with progress("reports of the training") as line:

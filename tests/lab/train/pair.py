@@ -1,17 +1,13 @@
-"""A whole pair: trained, measured, and written into a folder.
-
-* `target/`, `eagle/`, `eagle3/`, `mtp/` are checkpoints as SGLang and transformers read them: config.json,
-  generation_config.json, model.safetensors.
-* `prompts.jsonl` has prompts that no model was trained on, as `eagletwin acceptance --prompts` reads them.
-* `pair.json` says what the pair was made of, how good it is, how long it took, and the digest of every file.
-"""
+"""A whole pair: trained, measured, written into a folder, and found again in the cache."""
 
 import hashlib
 import json
 import os
 import platform
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,17 +16,79 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagletwin.harness.core.files import installed_version
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.files import alone, cache_folder, installed_version
+from eagletwin.harness.deserved.draft import check_device, draft_of_recipe
+from eagletwin.harness.deserved.follow import follow_chains, follow_last_fed
+from eagletwin.harness.deserved.rounds import walk
 from eagletwin.harness.families import family_of
 from eagletwin.harness.families.recipe import Part, Recipe
 from eagletwin.harness.families.store import checkpoint_files
+from eagletwin.reference.llama import target_rows
 
-from .distil import train_draft
-from .heads import DraftPlan, Weights, draft_plans
-from .measure import accept_lengths, replies
 from .settings import BEGIN, END, PairSettings
-from .target import train_target
-from .text import Corpus, frequent_tokens, prompts
+from .text import Corpus, frequent_tokens, prompts, spread_windows, standard_library
+from .training import DraftPlan, Weights, draft_plans, train_draft, train_target
+
+# How many tokens a round commits, by the reference alone: the target is greedy, and so are its drafts.
+#
+# The prompts are held-out text. What the target says to a prompt is found first, one token at a time; it is then followed as
+# any text is (follow.py, follow.py), so nothing depends on how an engine batches or stores anything.
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptLengths:
+    """Over `rounds` rounds: accept_length, tokens committed a round, the bonus token counted; accepted[j - 1], the share of
+    rounds whose first j drafts are all accepted. The first is one more than the sum of the second."""
+
+    rounds: int
+    accept_length: float
+    accepted: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A prompt of `size` tokens and what the target says to it: tokens [T] x[0..T-1], all that verification commits."""
+
+    size: int
+    tokens: Tensor
+
+
+def replies(settings: PairSettings, target: Weights, held_out: Tensor) -> list[Reply]:
+    """Greedy replies to held-out prompts, in float64, with as many tokens to spare as a round's drafts look ahead."""
+    found = []
+    for prompt in spread_windows(held_out, settings.prompts, settings.prompt_size):
+        tokens = prompt
+        for _ in range(settings.new_tokens + settings.num_steps + 1):
+            tokens = torch.cat([tokens, target_rows(target, settings.target, tokens).logits[-1:].argmax(-1)])
+        found.append(Reply(len(prompt), tokens))
+    return found
+
+
+def accept_lengths(
+    settings: PairSettings, plan: DraftPlan, draft: Weights, target: Weights, said: Sequence[Reply]
+) -> AcceptLengths:
+    """Rounds that commit `new_tokens` tokens of each reply. Weights are float64."""
+    model = draft_of_recipe(plan.recipe, plan.heads(draft, target))
+    found: list[int] = []
+    for reply in said:
+        tokens, hidden = reply.tokens.tolist(), target_rows(target, plan.recipe.target, reply.tokens).hidden
+        if model.layers:
+            followed = follow_last_fed(model, tokens, hidden, reply.size, settings.num_steps, 0.0, None)
+        else:
+            followed = follow_chains(model, tokens, hidden, settings.num_steps, 0.0)
+        found += walk(followed, reply.size).accepted_before(reply.size + settings.new_tokens)
+    steps = range(1, settings.num_steps + 1)
+    shares = tuple(sum(accepted >= step for accepted in found) / len(found) for step in steps)
+    return AcceptLengths(len(found), 1 + sum(shares), shares)
+
+
+# A whole pair: trained, measured, and written into a folder.
+#
+# * `target/`, `eagle/`, `eagle3/`, `mtp/` are checkpoints as SGLang and transformers read them: config.json,
+#   generation_config.json, model.safetensors.
+# * `prompts.jsonl` has prompts that no model was trained on, as `eagletwin acceptance --prompts` reads them.
+# * `pair.json` says what the pair was made of, how good it is, how long it took, and the digest of every file.
 
 PARTS = ("target", "eagle", "eagle3", "mtp")
 PROMPTS, FACTS = "prompts.jsonl", "pair.json"
@@ -136,3 +194,74 @@ def _laid_out(made: Training, part: str) -> tuple[Recipe, Part]:
     draft = {} if part == "target" else plan.checkpoint(made.weights[part])
     target, drafted = family_of(plan.recipe).checkpoint(plan.recipe, made.weights["target"], draft)
     return plan.recipe, target if part == "target" else drafted
+
+
+# Where a pair lies: in the cache, made once, or in a folder that somebody names.
+#
+# A pair is written to a temporary folder, which is renamed when it is whole. Processes that ask the cache for the same pair at
+# once wait for the first of them.
+
+
+def cached_pair(settings: PairSettings, device: str, say: Callable[[str], None]) -> Path:
+    """The folder of a pair in the cache, trained first unless it is there and whole.
+
+    device: `cpu` or `cuda`, where it is trained; a pair that is there may come from the other.
+    Raises InputError for a GPU that is missing, HarnessError if transformers is.
+    """
+    corpus = standard_library()
+    parent = cache_folder("trained")
+    folder = parent / f"{settings.name}-{settings.digest(corpus.digest)[:16]}"
+    if is_whole(folder):
+        return folder
+    check_device(device)
+    with alone(parent / f".{folder.name}.lock", lambda: say("another process is making this pair: waiting for it")):
+        if is_whole(folder):  # by the process that was waited for
+            return folder
+        partial = parent / f".{folder.name}.partial"
+        for leftover in (partial, folder):  # of a process that was killed; damaged
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        try:
+            make_pair(settings, corpus, device, partial, say)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def new_pair(settings: PairSettings, device: str, folder: Path, say: Callable[[str], None]) -> Path:
+    """Train a pair into a folder that is empty or absent. Raises InputError for any other, and as cached_pair does."""
+    check_device(device)
+    folder = folder.absolute()
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(
+                f"{folder} is not empty",
+                consequence="nothing was trained or overwritten",
+                remedy="name an empty folder, or none: the pair then goes to the cache",
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
+    except OSError as error:
+        raise InputError(
+            f"{folder}: {error.strerror}", consequence="nothing was trained", remedy="name a folder that you may write"
+        ) from error
+    try:
+        make_pair(settings, standard_library(), device, partial, say)
+        partial.chmod(0o755)  # a temporary folder is its owner's alone
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds a pair with every file as it was written."""
+    try:
+        files = json.loads((folder / FACTS).read_bytes())["files"]
+        parts = {name.partition("/")[0] for name in files}
+        return parts == {*PARTS, PROMPTS} and all(
+            hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False

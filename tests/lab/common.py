@@ -1,17 +1,44 @@
-"""Answers about entries of the ledger, as one file of JSON lines.
+"""What commands of the laboratory share: the checkout, a line of progress, and answers that are kept as lines of JSON."""
 
-A line has one answer and all subjects (releases, or models) that gave it: 1,800 answers take 70 kB, and a new one changes few
-lines. One run at a time may write a file.
-"""
-
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from eagletwin.harness.commands.options import log_progress
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.terminal import Line
+
+# Processes of the laboratory: it is no part of the package, and is found from the root of the checkout alone.
+
+ROOT = Path(__file__).parents[2]
+
+
+def module(name: str, *words: str) -> list[str]:
+    """The command that runs a module of the laboratory. Its current folder must be ROOT."""
+    return [sys.executable, "-m", name, *words]
+
+
+# What a command of the laboratory says while it works.
+
+
+def telling(line: Line) -> Callable[[str], None]:
+    """Print to stderr, as it comes; on a terminal the line of progress counts it and repeats the last."""
+
+    def say(text: str) -> None:
+        log_progress(text)
+        line.done(text)
+
+    return say
+
+
+# Answers about entries of the ledger, as one file of JSON lines.
+#
+# A line has one answer and all subjects (releases, or models) that gave it: 1,800 answers take 70 kB, and a new one changes few
+# lines. One run at a time may write a file.
 
 
 class AnswerLine(Struct, frozen=True):
