@@ -199,7 +199,7 @@ def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = Fa
 
 
 def may_be_another(host: Host, entry: Entry, case: Case, rule: str, run: RunSpec) -> str:
-    """The same, of a case that is equal with the entry's remedy: another bug, with whose remedy alone it is equal, too."""
+    """The id of another bug whose remedy alone makes the case equal, as the entry's does."""
     found = [other for other in candidates(case, rule, run, host.source.called) if other.remedy != entry.remedy]
     return _cure(host, found, case, run)
 

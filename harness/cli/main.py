@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 # In --help by what people want.
-CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
+CHANGE, FOUND, PAIR, MORE = "Is my change right?", "Diagnose a divergence", "A pair of checkpoints, or a server", "More"
 for panel, commands in {
     CHANGE: (check, fuzz, prove, compare, kernels),
     FOUND: (bisect, judge),

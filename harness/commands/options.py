@@ -52,9 +52,9 @@ KernelRuntime = Annotated[
         "--kernels",
         metavar="RUNTIME",
         rich_help_panel=ENGINE,
-        help="What executes Triton kernels on a CPU. `fast`: the runtime of eagletwin. `interpreter`: Triton's own. "
-        "`shadow`: both, compared launch by launch. `checked`: the fast runtime, three times a launch, to find undefined "
-        "values and races.",
+        help="The runtime of Triton kernels on a CPU. `fast`: the runtime of eagletwin. `interpreter`: Triton's own. "
+        "`shadow`: both, compared launch by launch. `checked`: the fast runtime runs each launch three times, to find "
+        "undefined values and races.",
     ),
 ]
 Reverts = Annotated[
@@ -78,7 +78,7 @@ Views = Annotated[
         rich_help_panel=JUDGE,
         help="How to judge three known deviations of SGLang. `slot_layout`, `last_fed`: accept two approximations. "
         "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
-        "`committed`: report a row of a multi-layer draft that is not the committed token's (entry boundary-kv). "
+        "`committed`: report a row of a multi-layer draft that did not consume the committed token (entry boundary-kv). "
         "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift).",
     ),
 ]
@@ -88,7 +88,7 @@ PatchFiles = Annotated[
         "--patch",
         metavar="FILE",
         rich_help_panel=ENGINE,
-        help="Apply this diff, or these edits (JSON), and leave the release as it is. Repeatable.",
+        help="Apply this diff or these edits (JSON), without changing the installed release. Repeatable.",
     ),
 ]
 Sglang = Annotated[
@@ -111,7 +111,7 @@ Graphs = Annotated[
         "--graphs",
         metavar="SIZES",
         rich_help_panel=ENGINE,
-        help="On a GPU: batch sizes for which CUDA graphs are captured, by default 1,2,4. A larger batch runs without. "
+        help="On a GPU: batch sizes for which CUDA graphs are captured, by default 1,2,4. A larger batch runs without a graph. "
         "`none`: no graphs.",
         show_default=False,
     ),
@@ -160,7 +160,7 @@ DataType = Annotated[
         "--dtype",
         metavar="TYPE",
         rich_help_panel=ENGINE,
-        help="Data type of the worker: `float32` or `bfloat16`, as in production, where more choices are ties.",
+        help="Data type of the worker: `float32`, or `bfloat16`: the type of production, in which more choices are ties.",
     ),
 ]
 AttentionBackend = Annotated[

@@ -380,7 +380,7 @@ NO_RESULT = ("record",)  # it runs a server
 # has the error (`print_error`, for every command). docs/reference/json.md has the fields of all.
 
 Command = Callable[..., object]
-AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="As JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON.")]
 
 _told: ContextVar[list[ResultFacts] | None] = ContextVar("told", default=None)  # None: nobody asked for JSON
 

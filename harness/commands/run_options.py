@@ -59,7 +59,7 @@ JUDGING: tuple[Option, ...] = (("without", RulesOff, None), ("view", Views, DEFA
 Strict = Annotated[
     bool,
     typer.Option(
-        "--strict", rich_help_panel=JUDGE, help="Exit with 125 where a changed statement of the tree or a patch did not run."
+        "--strict", rich_help_panel=JUDGE, help="Exit with 125 if a changed statement of the tree or a patch did not run."
     ),
 ]
 STRICT: tuple[Option, ...] = (("strict", Strict, False),)
@@ -160,8 +160,8 @@ Minutes = Annotated[
         metavar="MINUTES",
         min=0.01,
         rich_help_panel=_SEARCH,
-        help="Limits the search, the import of SGLang included. Shrinking has its own limit, --shrink-minutes. The "
-        "case that runs when time is up is finished.",
+        help="Time limit of the search, with the import of SGLang. Shrinking has its own limit, --shrink-minutes. A case that "
+        "is running when time is up runs to its end.",
     ),
 ]
 MaxCases = Annotated[
@@ -171,7 +171,7 @@ MaxCases = Annotated[
         metavar="N",
         min=1,
         rich_help_panel=_SEARCH,
-        help="Limits the generated cases; runs that shrink one do not count. Four cases mostly share one configuration.",
+        help="Limits the generated cases; shrinking runs do not count. Four cases mostly share one configuration.",
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, rich_help_panel=_SEARCH, help="The same seed draws the same cases.")]
@@ -181,7 +181,7 @@ Findings = Annotated[
         metavar="N",
         min=0,
         rich_help_panel=_SEARCH,
-        help="End after this many different findings; 0: when the time is up. Two differ by rule, stage, layer or kernel; two "
+        help="End after this many different findings; 0: when the time is up. Findings differ by rule, stage, layer or kernel; "
         "crashes by exception and function.",
     ),
 ]
@@ -191,8 +191,8 @@ ShrinkMinutes = Annotated[
         metavar="MINUTES",
         min=0.0,
         rich_help_panel=_SEARCH,
-        help="Limits the shrinking of each finding, whatever --minutes says. The smallest case until then counts; "
-        "three more runs confirm it.",
+        help="Time limit of shrinking each finding, independent of --minutes. The smallest case by then is reported, after "
+        "three confirming runs.",
     ),
 ]
 Processes = Annotated[
@@ -203,8 +203,8 @@ Processes = Annotated[
         metavar="N",
         min=0,
         rich_help_panel=_WHERE,
-        help="Processes that run cases, or workers of the cluster with --address. Default: one a core, as far as the memory "
-        "goes. A seed gives the same cases and the same result for any number, except where a change directs the search.",
+        help="Processes that run cases, or workers of the cluster with --address. Default: one per core, as memory "
+        "allows. A seed gives the same cases and the same result for any number, unless a change directs the search.",
         show_default=False,
     ),
 ]
@@ -213,7 +213,7 @@ Address = Annotated[
     typer.Option(
         metavar="ADDRESS",
         rich_help_panel=_WHERE,
-        help="Run cases on a Ray cluster as well: HOST:PORT, or `auto` for the one of this machine.",
+        help="Run cases on a Ray cluster as well: HOST:PORT, or `auto` for the cluster of this machine.",
         show_default=False,
     ),
 ]
@@ -223,7 +223,7 @@ Resume = Annotated[
         metavar="FOLDER",
         rich_help_panel=_WHERE,
         help="Continue the search of this run folder, with its options. --minutes, --cases, --findings and --shrink-minutes "
-        "set new limits for all of it.",
+        "set new limits for the whole search.",
     ),
 ]
 Shrink = Annotated[
@@ -231,7 +231,7 @@ Shrink = Annotated[
     typer.Option(
         metavar="CASE",
         rich_help_panel=_SEARCH,
-        help="Search nothing: make this case smaller, a file with a finding whose time was up. --shrink-minutes limits it.",
+        help="Do not search: shrink this case file further, whose time was up. --shrink-minutes limits it.",
     ),
 ]
 Explain = Annotated[
@@ -239,7 +239,7 @@ Explain = Annotated[
     typer.Option(
         "--explain",
         rich_help_panel=_SEARCH,
-        help="If nothing is found: the smallest case in which the change alters a recorded value, with both values. "
+        help="If nothing is found, report the smallest case in which the change alters a recorded value, with both values. "
         "--shrink-minutes limits it.",
     ),
 ]
@@ -248,9 +248,9 @@ Only = Annotated[
     typer.Option(
         metavar="FEATURE",
         rich_help_panel=_CASES,
-        help="Only cases with this feature, or with one of a list with commas: a topic such as trees, sampling or grammar, a "
-        "value such as topk=4, context-length=16 or updates=disk, a model recipe or a family. Repeatable: cases that have all "
-        "of them. docs/guide/fuzz.md lists the features.",
+        help="Draw only cases with this feature, or with one of a comma-separated list: a topic such as trees, sampling or "
+        "grammar, a value such as topk=4, context-length=16 or updates=disk, a model recipe or a family. Repeatable: cases "
+        "then have all of them. docs/guide/fuzz.md lists the features.",
     ),
 ]
 Not = Annotated[

@@ -88,7 +88,7 @@ class Refused(Struct, frozen=True, tag=True):
 
     trace  the traceback, if SGLang raised while it was imported or the scheduler was built
     ours   it is the adapter's limit, and not SGLang's
-    full   why the process could not write its files, if that is behind it: nothing is known of SGLang then
+    full   why the process could not write its files. If set, the error says nothing about SGLang
     """
 
     error: str

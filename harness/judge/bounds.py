@@ -24,9 +24,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
     relative  how far off a number may be, as a share of the largest magnitude of its row
     tie       how far off the difference of two logits of a row may be, likewise
-    adopted_share, tie_share  a verdict is unknown, since the case says little about the engine, if more than the first share
-              of the choices were adopted from the engine, or more than the second share are ties; one of each is always
-              allowed
+    adopted_share, tie_share  the largest shares of choices that were adopted from the engine, and of ties. Above either, the
+              verdict is unknown: the case says little about the engine. One of each is always allowed
     """
 
     relative: float
@@ -52,8 +51,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
         return bool(abs(logits[first] - logits[second]) <= self.tie * magnitude(logits))
 
     def best(self, logits: Array, ranks: int) -> tuple[Array, Array]:
-        """The `ranks` largest logits, the largest first, and of each whether it is closer to a neighbour than the bound: it is
-        a tie. logits [.., V] -> tokens, ties [.., ranks]."""
+        """The `ranks` largest logits in descending order, and whether each ties with a neighbour: whether the two are closer
+        than the bound. logits [.., V] -> tokens, ties [.., ranks]."""
         values, tokens = torch.from_numpy(logits).topk(min(ranks + 1, logits.shape[-1]))
         gaps = -np.diff(values.numpy())
         near = (gaps <= (self.tie * magnitude(logits))[..., None]) | np.isnan(gaps)  # two that are -inf

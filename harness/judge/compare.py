@@ -224,7 +224,7 @@ class Compare:
         return self._findings
 
     def on(self, rule: str) -> bool:
-        """Whether a rule is to be checked; counts that it was, or that it could not be."""
+        """Whether the rule is on. Counts the comparison as checked, or as not possible."""
         if rule in self._without:
             return False
         if self._away:

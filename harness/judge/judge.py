@@ -55,7 +55,7 @@ _ORDER = [
 
 @cache
 def methods() -> list[tuple[str, type[Rules], str]]:
-    """Stage, class and name of each method that a record is given to, in order."""
+    """Stage, class and name of each method that judges a record, in order."""
     names = sorted(one.name for one in iter_modules(rules.__path__))
     modules = [import_module(f"{rules.__name__}.{name}") for name in (*_ORDER, *(one for one in names if one not in _ORDER))]
     kinds = [kind for one in modules for kind in vars(one).values() if getattr(kind, "__module__", "") == one.__name__]

@@ -84,12 +84,12 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Whose the wrong numbers are.
+    """The owner of the wrong numbers.
 
     sure     whether it is beyond chance
     text     of the first wrong row, for a sentence that begins with "it is" or "may be"; "" if nobody has it
     by_row   the same of each wrong row of the comparison that was looked up
-    failure  why nobody was looked up; empty if they were
+    failure  why no owner was searched for; empty if the search ran
     """
 
     sure: bool

@@ -121,7 +121,7 @@ def compare(
     *,
     spec: RunSpec,
 ) -> int:
-    """Compare an SGLang with the ledger of known bugs, with another SGLang, or two runs number for number.
+    """Compare an SGLang with known bugs or with another SGLang, or compare two runs value by value.
 
     One SGLang, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
     pull request breaks, what it fixes, and what it does to acceptance. Entries of the ledger run first, then generated cases,

@@ -77,7 +77,7 @@ def fuzz(
     counts as known: the search goes on, and the exit code ignores it. A search that was ended continues with --resume.
 
     Exit codes: 0 nothing new was found. 1 a divergence was found. 125 a crash, a hang or another unknown was found, an engine
-    did not start, fewer than ten cases ran the change, or the reference could not decide a tenth of them. A crash is 125,
+    did not start, fewer than ten cases ran the change, or the reference was undecided in a tenth of the cases. A crash is 125,
     because no value was shown to be wrong; `git bisect run` skips such a commit.
     """
     from .options import SearchOptions

@@ -48,7 +48,7 @@ _SHOWN = 12  # names of a line
 
 
 def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
-    """Of a search that came to its end. findings: the status of each."""
+    """The exit code of a finished search. findings: the status of each."""
     if "diverged" in findings:
         return EXIT_DIVERGED
     unseen = search.trials.run.strict and not_seen(search)

@@ -34,10 +34,10 @@ class Configuration(NamedTuple):
 
 @dataclass(slots=True)
 class KnownBug:
-    """A bug of the ledger, as a search met it. id: several, joined, where a case shows as many.
+    """A bug of the ledger, as a search met it. id: joined ids, if one case shows several bugs.
 
     cases    that showed it, and nothing else; shows: what they showed; example, view: the first of them
-    mended   cases that may show it, ran with its remedy, and so could not
+    mended   cases that could have shown it, but ran with its remedy
     """
 
     id: str

@@ -35,7 +35,7 @@ def kernels(
     *,
     spec: RunSpec,
 ) -> int:
-    """Compare SGLang's small speculative functions with the reference, one at a time; planted faults must be caught."""
+    """Compare SGLang's small speculative functions with the reference, one at a time; check that planted faults are caught."""
     if listed and (support or spec.sglang):
         raise InputError(
             "--list names what can be compared, on any SGLang",
