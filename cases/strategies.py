@@ -26,7 +26,7 @@ from eagletwin.harness.core.case import (
     SGLangSettings,
     WeightPath,
 )
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.adaptive import STEPS, WHOLE, with_adaptive_steps
 from eagletwin.harness.families.dimensions.dimension import tokens
@@ -102,7 +102,7 @@ def with_request_options(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: 
     return case
 
 
-UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
+UPDATED = tuple(name for name, recipe in RECIPES.items() if family_of(recipe).one_checkpoint)
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 # All other recipes are drawn only where they are asked for. Drafts of several layers: a live bug shows in any of them that has
 # chunks (ledger entries multi-layer-chunk-tail) and would be found again and again. A new recipe is one of these at first, so

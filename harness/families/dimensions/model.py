@@ -74,7 +74,7 @@ DIMENSIONS = (
     _of_recipes("draft vocabulary", lambda recipe: recipe.draft_vocab_size is not None, "llama-eagle3-full"),
     _of_recipes("EAGLE-3", lambda recipe: recipe.algorithm == "EAGLE3", "llama-tiny", "eagle3"),
     _of_recipes("plain draft model", lambda recipe: recipe.algorithm == "STANDALONE", "llama-tiny"),
-    _of_recipes("larger model", lambda recipe: recipe.name in ("llama-gqa", "llama-wide"), "llama-tiny"),
+    _of_recipes("larger model", lambda recipe: recipe.family == "llama" and recipe.name != "llama-tiny", "llama-tiny"),
     _of_recipes("EAGLE-1/2", lambda recipe: recipe.algorithm == "EAGLE" and not recipe.mtp_layers, key="eagle"),
     _of_recipes("plain draft models", lambda recipe: not recipe.reads_states, key="plain-draft", kind="reads_no_states"),
     _of_recipes("latent attention", lambda recipe: recipe.target.latent is not None, key="latent"),

@@ -19,7 +19,7 @@ def _refusals(case: Case) -> Iterator[Refusal]:
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         yield (
             f"update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
-            "use llama-tiny, llama-gqa or llama-wide",
+            f"use one of {', '.join(name for name, one in RECIPES.items() if family_of(one).one_checkpoint)}",
         )
 
 
