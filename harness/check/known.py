@@ -1,6 +1,6 @@
 """The known bugs that a divergence shows: those of the ledger whose candidate fixes make the same case equal."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -246,6 +246,11 @@ def entries_of(names: Sequence[str]) -> tuple[Entry, ...]:
     return tuple(LEDGER[name] for name in names)
 
 
+def remedies_of(entries: Iterable[Entry]) -> list[Patch]:
+    """The candidate fixes of these entries."""
+    return [entry.remedy for entry in entries if entry.remedy is not None]
+
+
 def apart(run: RunSpec) -> tuple[RunSpec, tuple[str, ...]]:
     """A run without the candidate fixes of the ledger that are among its patches, and the entries that these are of."""
     named = {entry.remedy: entry.id for entry in reversed(LEDGER.values()) if entry.remedy in run.patches}
@@ -257,7 +262,7 @@ def apart(run: RunSpec) -> tuple[RunSpec, tuple[str, ...]]:
 
 def with_workarounds(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:
     """This run with the remedies of these entries as workarounds."""
-    remedies = [entry.remedy for entry in entries if entry.remedy is not None]
+    remedies = remedies_of(entries)
     words = tuple(word for entry in entries for word in ("--remedy", entry.id))
     return replace(
         run,
@@ -379,7 +384,7 @@ class KnownBugMatcher:
         return found
 
     def _foresee(self, case: Case) -> list[Patch]:
-        return [entry.remedy for entry in self._may_show(case) if entry.remedy is not None]
+        return remedies_of(self._may_show(case))
 
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
@@ -419,8 +424,7 @@ class KnownBugMatcher:
 
     def right_in_base(self, case: Case, applied: Sequence[Entry], view: View) -> bool:
         """Whether a case is right in the SGLang without the change that is searched, with the same remedies."""
-        remedies = [entry.remedy for entry in applied if entry.remedy is not None]
-        return self.base is not None and self.base.right(case, remedies, view)
+        return self.base is not None and self.base.right(case, remedies_of(applied), view)
 
     def _counts(self, entry: Entry, view: View) -> bool:
         """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right. It

@@ -29,6 +29,7 @@ def effect(host: Host, entry: str) -> Effect:
 
 def test_the_smallest_case_names_the_first_value_that_a_fix_alters_and_is_red_on_the_base(host: Host, tmp_path: Path) -> None:
     of = effect(host, ENTRY.id)
+    (tmp_path / "base").mkdir()  # of a search that is resumed
     found = of.explain(tmp_path)
     assert found is not None
     assert ENTRY.rule in found.on_base

@@ -1,14 +1,14 @@
 """The smallest case that shows what a right change does: it is right, and a recorded value differs from the base's."""
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import brief
-from eagletwin.harness.check.known import KnownBugMatcher, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of, remedies_of
 from eagletwin.harness.check.trials import Base, Trials, judge_run
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
@@ -39,9 +39,12 @@ class Effect:
         if not self._alters(case):
             return None
         case = reduce_case(case, lambda smaller: time.monotonic() < self.until and self._alters(smaller))
+        shutil.rmtree(folder, ignore_errors=True)  # of a search that is resumed
         base, tree = (self._trace(trials, case, folder / side) for side, trials in self._sides.items())
         (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
-        first = min(diff(base, tree).differences, key=lambda one: one.bits)
+        first = min(diff(base, tree).differences, key=lambda one: one.bits, default=None)
+        if first is None:  # a recorded value differs from one run to the next
+            return None
         verdict = judge_run(base, self._sides["base"].run)
         return EffectFacts(
             case=str(folder / "case.json"),
@@ -57,9 +60,8 @@ class Effect:
     @property
     def _sides(self) -> dict[str, Trials]:
         """Who runs cases on the base, and with the change."""
-        remedies = [remedy for name in self.seen.mended if (remedy := LEDGER[name].remedy) is not None]
         view, entries = self.seen.view, entries_of(self.seen.mended)
-        return {"base": self.base.trials(remedies, view), "tree": self.matcher.trials(entries, view)}
+        return {"base": self.base.trials(remedies_of(entries), view), "tree": self.matcher.trials(entries, view)}
 
     def _alters(self, case: Case) -> bool:
         self.runs += 1

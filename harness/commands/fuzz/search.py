@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import KnownBugMatcher, entries_of, may_be
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of, may_be, remedies_of
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
@@ -266,8 +265,7 @@ class Fuzz:
             base = self.matcher.base
             if base is None or time.monotonic() > until:
                 break
-            remedies = [remedy for name in seen.mended if (remedy := LEDGER[name].remedy) is not None]
-            if numbers := base.numbers(seen.case, remedies, seen.view):
+            if numbers := base.numbers(seen.case, remedies_of(entries_of(seen.mended)), seen.view):
                 self.tally.changes.compared += 1
                 self.tally.changes.altered += numbers != seen.numbers
                 altered = altered or (seen if numbers != seen.numbers else None)
