@@ -255,6 +255,9 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, where none
     is one more, and the kernels that apply them. Of no effect without adapters.
     grammar_backend: --grammar-backend: what keeps requests to their grammars. Of no effect without grammars.
+    graphs, prefill_graphs: --cuda-graph-bs-decode, -prefill: batch sizes and token counts for which CUDA graphs are captured,
+    ascending; none: without. overlap: without --disable-overlap-schedule. cuda_branches: SGLang takes the branches that it
+    takes for tensors on a GPU. All four are a CPU's; on a GPU the options of the run say so.
     """
 
     radix_cache: bool = False
@@ -277,6 +280,10 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_loras_per_batch: Annotated[int, Meta(ge=1, le=8)] = 8
     lora_backend: LoraBackend = "csgmv"
     grammar_backend: GrammarBackend = "xgrammar"
+    graphs: Annotated[tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(max_length=8)] = ()
+    prefill_graphs: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=8)] = ()
+    overlap: bool = False
+    cuda_branches: bool = False
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

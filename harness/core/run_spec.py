@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from .case import SGLangSettings
 from .errors import EXIT_UNKNOWN, exit_code_of
 from .patch import Patch
 from .verdict import DECLARED_VIEW, Verdict, View
@@ -66,16 +68,16 @@ class Mode(Struct, frozen=True):
         more += ["--pp", str(self.pp)] if self.pp > 1 else []
         more += ["--dtype", self.dtype] if self.dtype != "float32" else []
         more += ["--attention", self.attention] if self.attention != "triton" else []
-        if self.device == "cpu":
-            return (["--overlap"] if self.overlap else []) + more
         graphs = ["--graphs", ",".join(map(str, self.graphs)) or "none"]
         graphs += ["--prefill-graphs", ",".join(map(str, self.prefill_graphs))] if self.prefill_graphs else []
+        if self.device == "cpu":
+            return (graphs if self.graphs else []) + (["--overlap"] if self.overlap else []) + more
         return ["--device", "cuda", *graphs, "--overlap" if self.overlap else "--no-overlap", *more]
 
     @property
     def words(self) -> str:
         """For a trace's header; empty for the CPU engine as it always is."""
-        if self.device == "cpu":
+        if self.device == "cpu" and not self.graphs:
             return "" if self.dtype == "float32" else self.dtype
         graphs = f"graphs {' '.join(map(str, self.graphs))}" if self.graphs else "no graphs"
         if self.prefill_graphs:
@@ -85,6 +87,14 @@ class Mode(Struct, frozen=True):
 
 
 CPU = Mode()
+
+
+def mode_of_case(mode: Mode, settings: SGLangSettings) -> Mode:
+    """The mode in which an engine of a case with these settings runs: on a CPU a case may have graphs and overlap of its own."""
+    if mode.device != "cpu":
+        return mode
+    graphs = {"graphs": mode.graphs or settings.graphs, "prefill_graphs": mode.prefill_graphs or settings.prefill_graphs}
+    return replace(mode, overlap=mode.overlap or settings.overlap, **graphs)
 
 
 # What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared launch by launch; the fast runtime

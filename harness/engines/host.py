@@ -20,7 +20,7 @@ from eagletwin.harness.core.case import Case, Event, Request, encode_case, expan
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_LIMITS, Kernels, Limits, Mode
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_LIMITS, Kernels, Limits, Mode, mode_of_case
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
@@ -141,7 +141,8 @@ class Host:
         if engine is None or not engine.alive:
             self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
-            build = protocol.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(configuration, foreseen))
+            mode = mode_of_case(self.mode, configuration.engine.sglang)
+            build = protocol.Build(configuration, patches, kernels, mode, foreseen=self._forkable(configuration, foreseen))
             engine = self._fork_engine(build)
             most = MAX_ENGINES if self.mode.processes == 1 else 1
             for name in idle[: max(0, len(self._engines) - most + 1)] if engine is None else ():

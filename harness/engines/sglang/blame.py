@@ -106,6 +106,12 @@ class Wraps:
         original = self._set(module, name, around)
         self._undo.append(lambda: setattr(module, name, original))
 
+    def value(self, module: Any, name: str, value: Any) -> None:
+        """A global of a module."""
+        before = getattr(module, name)
+        setattr(module, name, value)
+        self._undo.append(lambda: setattr(module, name, before))
+
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()

@@ -26,6 +26,7 @@ from eagletwin.harness.families.valid import not_driven
 from .. import case_requests, grammars
 from ..blame import NotDriven
 from ..compat import adaptive, attention, memory, requests, state_layers, verify, workers
+from ..graphs import gates, install
 from ..own_loader import import_early
 from ..stand_ins import stubs
 from ..taps import speculation
@@ -130,6 +131,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
+        if mode.graphs:
+            install.prepare(mode, frozen=recipe.frozen, shims=SHIMS)
+        if settings.cuda_branches:
+            gates.take_cuda_branches(SHIMS)
     if settings.host_pages:
         memory.prepare_host_cache(SHIMS, mode.device)
     if case.sessions:

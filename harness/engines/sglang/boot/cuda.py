@@ -15,6 +15,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
 
 from .. import changes, patches
+from ..graphs import install
 from ..stand_ins import stubs
 from ..taps.inner import CAPTURES
 
@@ -81,7 +82,8 @@ def graph_arguments(mode: Mode) -> dict[str, Any]:
         return {"disable_cuda_graph": True}
     sizes = {"cuda_graph_bs_decode": list(mode.graphs), "cuda_graph_max_bs_decode": max(mode.graphs)}
     if mode.prefill_graphs:
-        return sizes | {
+        backend = {"cuda_graph_backend_prefill": "breakable"} if mode.device == "cpu" else {}  # what SGLang has on CUDA
+        return sizes | backend | {
             "cuda_graph_bs_prefill": list(mode.prefill_graphs),
             "cuda_graph_max_bs_prefill": max(mode.prefill_graphs),
         }
@@ -100,6 +102,10 @@ def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
     its own."""
     if not mode.graphs:
         yield
+        return
+    if mode.device == "cpu":
+        with install.captures(frozen=frozen):
+            yield
         return
     worker = "frozen_kv_mtp_worker_v2" if frozen else "eagle_worker_v2"
     drafting: Any = importlib.import_module(f"sglang.srt.speculative.{worker}")

@@ -1,6 +1,6 @@
 """Taps inside draft(), verify() and draft extend: where Python runs a single forward or a step, or replays a graph of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from eagletwin.harness.core.trace import snapshot
 
 from ..blame import Wraps
 from ..compat import attention
+from ..graphs import probes
 from .passes import ForwardPass, Underway
 from .pools import Allocation
 from .sampling import Coins
@@ -93,6 +94,7 @@ class Inner:
             wraps.method(router, "forward", self._around_router)
         # the only place where all candidates of a step are together
         wraps.function(of.module, "select_top_k_tokens", self._around_select)
+        wraps.value(probes, "listener", self)
 
     def _routers(self) -> list[Any]:
         """What chooses experts for the rows of a layer, in target and draft."""
@@ -126,6 +128,9 @@ class Inner:
         """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
         draft, count = self._now.drafting(), len(self._now.requests)
         result = call(batch, *args, **kwargs)
+        if self._of.tapes:
+            draft.grown(result)
+            return result
         draft.note_replay(result)
         if self._of.topk > 1:  # no number of steps changes then
             draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graphs[0].bs), count, self._of.topk)
@@ -133,20 +138,23 @@ class Inner:
 
     def _around_prepare(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """All layers of a multi-layer draft are about to run in graphs."""
-        self._now.extending().in_graph = True
+        self._now.extending().in_graph = not self._of.tapes
         return call(*args, **kwargs)
 
     def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What attention will read and write with, seen where it looks: each number names a layer, -1 none of them."""
+        """What attention will read and write with, seen where it looks."""
+        self._note_memory(layer, attention.forward_memory(*args, *kwargs.values()))
+        return call(*args, **kwargs)
+
+    def _note_memory(self, layer: int, used: Mapping[str, Any]) -> None:
+        """Each number names a layer, -1 none of them."""
 
         def owner_of(name: str) -> int:
             owners = [n for n, runner in enumerate(self._of.drafts) if getattr(runner, name) is used[name]]
             return layer if layer in owners else owners[0] if owners else -1
 
-        used = attention.forward_memory(*args, *kwargs.values())
         if self._now.forward is not None:
             self._now.forward.used = {part: owner_of(name) for part, name in _USED.items()}
-        return call(*args, **kwargs)
 
     def _around_forward(self, layer: int | None, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """layer: of the draft; None: the target's."""
@@ -154,12 +162,7 @@ class Inner:
         self._now.forward = None
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
-        self._writer.forward_begins()
-        self._now.forward = forward = self._forward_of(batch, target)
-        forward.layer = layer or 0
-        consumed = batch.spec_info.hidden_states if self.states and not target else None
-        self._allocation.note_slots(forward.begins(batch, consumed))
-        self._add_tables(forward, batch)
+        forward = self._begin_forward(layer, batch)
         try:
             result = call(batch, *args, **kwargs)
             if self.states and (target or mode.is_decode()):
@@ -169,6 +172,45 @@ class Inner:
             return result
         finally:  # what went into a forward that never returned is the best hint at why
             forward.record(self._writer)
+
+    def _begin_forward(self, layer: int | None, batch: Any) -> ForwardPass:
+        self._writer.forward_begins()
+        self._now.forward = forward = self._forward_of(batch, layer is None)
+        forward.layer = layer or 0
+        consumed = batch.spec_info.hidden_states if self.states and layer is not None else None
+        self._allocation.note_slots(forward.begins(batch, consumed))
+        self._add_tables(forward, batch)
+        return forward
+
+    # Forwards of the draft inside a tape (graphs/probes.py): those that `execute` does not show.
+
+    def forward_begins_in_graph(self, runner: Any, batch: Any, used: Mapping[str, Any]) -> None:
+        if not self._now.requests or not (batch.forward_mode.is_decode() or self._of.layers):
+            return
+        layer = self._of.drafts.index(runner)
+        self._begin_forward(layer, batch)
+        if self._of.layers:
+            self._note_memory(layer, used)
+
+    def forward_ends_in_graph(self, hidden: Tensor | None) -> None:
+        forward = self._now.forward
+        if forward is None or not (forward.stage == "draft.decode" or self._of.layers):
+            return
+        if self.states and forward.stage == "draft.decode":
+            assert hidden is not None
+            forward.note_result(hidden)
+        forward.record(self._writer)
+
+    def step_selects_in_graph(self, scores: Tensor, tokens: Tensor) -> None:
+        if self._now.draft is not None:
+            count = len(self._now.requests)
+            self._now.draft.proposed = True
+            if self._of.topk > 1:
+                self._now.draft.step_selects((None, None, None, (scores[:count], tokens[:count], None)))
+
+    def router_chooses_in_graph(self, chosen: Tensor) -> None:
+        if self.states and self._now.forward is not None:
+            self._now.forward.experts.append(snapshot(chosen))
 
     def _forward_of(self, batch: Any, target: bool) -> ForwardPass:
         """Whose rows a forward has, and how many of each request."""

@@ -57,7 +57,7 @@ class ForwardPass:
                 tensors["hidden_in"] = states[rows]
             self.tensors.append(tensors)
             begin += length
-        return np.empty(0, np.int64) if slots is None else slots
+        return np.empty(0, np.int64) if slots is None else slots[:begin]  # in a graph rows of padding come after them
 
     def note_result(self, hidden: Tensor) -> None:
         """Note hidden states [n, H] that came out; all rows must be defined."""

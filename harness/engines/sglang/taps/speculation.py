@@ -5,10 +5,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from eagletwin.harness.core.run_spec import Attention
 
 from ..compat import adaptive, workers
 from ..compat.workers import pick
+from ..graphs.tape import Tape
 
 
 def draft_runners(scheduler: Any) -> list[Any]:
@@ -33,6 +36,7 @@ class Speculation:
     adaptive       whether the number of steps is chosen anew for each round
     memory         whether the draft has rows of its own; else it reads the target's
     roots          whether draft decode has a forward for each step, so that the first can run the bonus token
+    tapes          whether graphs are tapes, whose probes show what is inside (graphs/probes.py)
     """
 
     worker: Any
@@ -48,6 +52,7 @@ class Speculation:
     adaptive: bool
     memory: bool
     roots: bool
+    tapes: bool
 
     @property
     def steps(self) -> int:
@@ -89,6 +94,7 @@ def speculation(scheduler: Any) -> Speculation:
         adaptive=adaptive.controller(scheduler) is not None,
         memory=not frozen,
         roots=frozen or (not states and len(planned) >= steps),
+        tapes=torch.cuda.CUDAGraph is Tape,
     )
 
 

@@ -1,0 +1,129 @@
+"""Have the scheduler of a CPU engine capture and replay its graphs: tapes stand in for CUDA's, and SGLang's gates are open."""
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import Mode
+
+from .. import changes, patches
+from ..blame import NotDriven
+from . import probes, tape
+
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph"
+_DRAFT = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._capture_cuda_graphs"
+_FROZEN = "sglang.srt.speculative.frozen_kv_mtp_worker_v2"
+# Where SGLang asks for the device before it captures or replays. A release that lacks one of these is not driven with graphs.
+GATES = (
+    Edit(target=_SETUP, match='model_runner.device != "cpu" and check_cuda', replacement="check_cuda"),
+    Edit(
+        target=_SETUP,
+        match='model_runner.device == "cpu" and not get_flags().capture.enable_torch_compile',
+        replacement="False",
+    ),
+    Edit(target=_SETUP, match='"cpu": CPUGraphRunner', replacement='"cpu": model_runner._decode_cuda_graph_runner_cls()'),
+    Edit(target=f"{_RUNNER}._forward_raw", match='if self.device == "cpu"', replacement="if False"),
+    Edit(
+        target=_DRAFT,
+        match='"cuda": EAGLEDraftCudaGraphRunner,',
+        replacement='"cpu": EAGLEDraftCudaGraphRunner, "cuda": EAGLEDraftCudaGraphRunner,',
+    ),
+    Edit(
+        target=_DRAFT,
+        match='"cuda": EAGLEDraftExtendCudaGraphRunner,',
+        replacement='"cpu": EAGLEDraftExtendCudaGraphRunner, "cuda": EAGLEDraftExtendCudaGraphRunner,',
+    ),
+    # classes of backends that are not installed here
+    Edit(target=_DRAFT, match="if _is_cuda or _is_musa:", replacement="if False:"),
+    Edit(target=_DRAFT, match="if _is_cuda:", replacement="if False:"),
+    Edit(target=_DRAFT, match="_is_cuda or _is_musa\n    ) and graph_supported_backend", replacement="True) and graph_supported_backend"),
+)
+FROZEN_GATES = (
+    Edit(target=f"{_FROZEN}.FrozenKVMTPDraftWorker._capture_cuda_graphs", match='self.target_worker.device != "cuda"', replacement="False"),
+)
+_EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
+_BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+
+
+def import_dispatch() -> None:
+    """What the first capture of a process would import: most of a second. Before engines are forked."""
+    with torch.inference_mode(), tape.graph(tape.Tape()):
+        torch.zeros(2).add_(1)
+    tape.Tape.pool_order.clear()
+
+
+def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
+    """Before a scheduler that captures is built. Raises NotDriven for a release, or a tree, that has other gates."""
+    changes.watch_graphs(tape.Tape)
+    torch.cuda.CUDAGraph = tape.Tape  # type: ignore[misc,assignment]
+    for module in (torch.cpu, torch.cuda):
+        module.graph = tape.graph  # type: ignore[attr-defined,misc]
+        module.graph_pool_handle = lambda: (0, 1)  # type: ignore[attr-defined]
+        module.is_current_stream_capturing = tape.capturing  # type: ignore[attr-defined]
+    experts: Any = importlib.import_module(_EXPERTS)
+    for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
+        setattr(experts, name, tape.opaque(getattr(experts, name)))
+    if mode.prefill_graphs:
+        broken: Any = importlib.import_module(_BREAKABLE)
+        broken._is_stream_capturing = lambda _stream: tape.capturing()
+        broken.get_device_module = lambda: torch.cpu
+        broken._check_cuda_bindings = lambda: None
+    try:
+        for edit in (*GATES, *(FROZEN_GATES if frozen else ())):
+            patches.rewrite(edit)
+    except (patches.PatchFailed, ImportError, AttributeError) as error:
+        raise NotDriven(f"CUDA graphs on a CPU: this SGLang asks for the device in another way: {error}") from error
+    shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
+
+
+@contextlib.contextmanager
+def captures(*, frozen: bool) -> Iterator[None]:
+    """While a scheduler is built: launches of kernels go onto tapes, and what taps want to see becomes a node."""
+    runner: Any = importlib.import_module(_RUNNER.rpartition(".")[0]).ModelRunner
+    routers: Any = importlib.import_module("sglang.srt.layers.moe.topk").TopK
+    drafting: Any = importlib.import_module(_FROZEN if frozen else "sglang.srt.speculative.eagle_worker_v2")
+    load = runner.load_model
+
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load(self, *args, **kwargs)
+        if self.is_draft_worker:
+            probes.around_draft(self)
+        return result
+
+    with (
+        patch.object(runner, "load_model", load_model),
+        patch.object(routers, "forward", probes.around_router(routers.forward)),
+        patch.object(drafting, "select_top_k_tokens", probes.around_select(drafting.select_top_k_tokens)),
+        _launches_on_tapes(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _launches_on_tapes() -> Iterator[None]:
+    """Whatever runs kernels here. Warm-ups see buffers as a replay does."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    capture_mode: Any = importlib.import_module("sglang.srt.model_executor.runner_utils.capture_mode")
+    run = InterpretedFunction.run
+
+    def run_or_record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or not (tape.capturing() or capture_mode.is_capture_mode):
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if callable(grid):
+            named = inspect.signature(self.fn).bind_partial(*args, **{k: v for k, v in kwargs.items() if k in self.arg_names})
+            named.apply_defaults()
+            grid = grid(named.arguments)
+        if not tape.capturing():
+            return run(self, *tape.widened(args), grid=grid, warmup=False, **tape.widened(kwargs))
+        return tape.launch(run, self, grid, args, kwargs)
+
+    with patch.object(InterpretedFunction, "run", run_or_record):
+        yield

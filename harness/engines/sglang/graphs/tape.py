@@ -1,0 +1,306 @@
+"""CUDA graphs on CPU tensors: a tape of what runs while a graph is captured, and its replay on the same memory.
+
+A node of a tape is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, or a launch of a Triton
+kernel, with each Python scalar as it was. Views are no nodes: their memory is. A replay runs no Python of SGLang. An operation
+that made a tensor runs again, and its result is copied into that tensor, so that whoever holds it sees the values of the replay.
+
+As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero). It runs what CUDA only
+records, so all memory that it wrote is restored at its end.
+
+Memory: all graphs share a pool, as SGLang's do. Memory that a graph has freed when the next one is captured is the next one's.
+A replay of a graph may therefore write over all that later graphs gave: it is poisoned here. The allocator's own choice may be
+kinder. Memory of `torch.empty` is poisoned before each replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import triton
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ..blame import hand_on
+
+_WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+_EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+_RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
+_INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+_BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
+_NOWHERE = ("", 0, "")
+
+
+class CaptureError(RuntimeError):
+    """CUDA refuses it while a stream is captured."""
+
+    def __init__(self, operation: str, reason: str = "it waits for the device") -> None:
+        super().__init__(f"operation not permitted when stream is capturing: {operation} ({reason})")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """run: in a replay, on the memory of the capture. made: tensors that it gives; where: in SGLang's code, for an error."""
+
+    run: Callable[[], None]
+    made: tuple[Tensor, ...] = ()
+    where: tuple[str, int, str] = _NOWHERE
+
+
+class Tape:
+    """Stands in for torch.cuda.CUDAGraph."""
+
+    now: ClassVar[Tape | None] = None  # the one that is captured
+    pool_order: ClassVar[list[Tape]] = []  # as they were captured
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.nodes: list[Node] = []
+        self._holds = self._ended = False  # whether its results are in memory; whether its capture is over
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        if Tape.now is not None:
+            raise CaptureError("the capture of another graph", "one stream captures one graph at a time")
+        self._modes = _Refusals(), _Recorder(self)
+        for mode in self._modes:
+            mode.__enter__()
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # address -> the memory, and a copy from before it was written
+        self._own: set[int] = set()  # addresses of memory that this capture made
+        Tape.now = self
+
+    def capture_end(self) -> None:
+        Tape.now = None
+        for mode in reversed(self._modes):
+            mode.__exit__(None, None, None)
+        with torch.inference_mode(), recording_off():
+            for memory, before in self._before.values():
+                memory.copy_(before)
+            self._forget()
+        self._before.clear()
+        Tape.pool_order.append(self)
+        self._ended = True
+
+    def add(self, run: Callable[[], None], made: tuple[Tensor, ...] = ()) -> None:
+        self.nodes.append(Node(run, made, _caller()))
+        self._own.update(tensor.untyped_storage().data_ptr() for tensor in made)
+
+    def keep(self, tree: Any) -> None:
+        """What lies in the memory of these tensors is about to be written: it is put back at the end."""
+        for tensor in _tensors(tree):
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr()
+            if place and place not in self._before and place not in self._own:
+                memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+                self._before[place] = memory, memory.clone()
+
+    def replay(self) -> None:
+        if Tape.now is not None:
+            raise CaptureError("the replay of a graph", "graphs are launched on another stream")
+        if not self._ended:
+            raise RuntimeError("replay() of a CUDA graph that was not captured")
+        with torch.inference_mode(), recording_off():
+            for later in Tape.pool_order[Tape.pool_order.index(self) + 1 :]:
+                later._forget()
+            for node in self.nodes:
+                try:
+                    node.run()
+                except Exception as error:
+                    if node.where == _NOWHERE:  # a probe
+                        raise
+                    _raise_at(node.where, error)
+        self._holds = True
+
+    def _forget(self) -> None:
+        """Another graph may have written over what this one gave."""
+        if self._holds or not self._ended:
+            for node in self.nodes:
+                poison(node.made)
+        self._holds = False
+
+    def reset(self) -> None:
+        self.nodes.clear()
+        self._ended = self._holds = False
+        if self in Tape.pool_order:
+            Tape.pool_order.remove(self)
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 1)
+
+
+class graph:  # noqa: N801  stands in for torch.cuda.graph
+    def __init__(self, cuda_graph: Tape, *_: Any, **__: Any) -> None:
+        self._tape = cuda_graph
+
+    def __enter__(self) -> None:
+        self._tape.capture_begin()
+
+    def __exit__(self, *error: object) -> None:
+        self._tape.capture_end()
+
+
+def capturing() -> bool:
+    return Tape.now is not None
+
+
+@contextlib.contextmanager
+def recording_off() -> Iterator[None]:
+    """What runs in it is neither recorded nor refused."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def poison(tensors: tuple[Tensor, ...]) -> None:
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        elif tensor.dtype is not torch.bool:
+            tensor.fill_(torch.iinfo(tensor.dtype).max // 3)
+
+
+def probe(look: Callable[..., None], *tensors: Tensor | None) -> None:
+    """`look` is called with these tensors at this point of each replay. A real graph has no such node, so it writes nothing."""
+    if Tape.now is not None:
+        with recording_off():
+            frozen = [None if tensor is None else tensor.detach() for tensor in tensors]
+            Tape.now.nodes.append(Node(functools.partial(look, *frozen)))
+
+
+def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A stand-in of a CUDA operation, which may count on the host: one node, whatever it does inside."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if Tape.now is None:
+            return hand_on(function, *args, **kwargs)
+        with recording_off():
+            Tape.now.keep((args, kwargs))
+            frozen, named = _frozen((args, kwargs))
+            result = hand_on(function, *args, **kwargs)
+            given = {id(tensor) for tensor in _tensors((args, kwargs))}
+            made = tuple(tensor.detach() for tensor in _tensors(result) if id(tensor) not in given)
+            Tape.now.add(functools.partial(_make, function, frozen, named, made), made)
+        return result
+
+    return call
+
+
+def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any) -> Any:
+    """A launch of a Triton kernel on a grid of numbers, while a graph is captured. A replay runs it by whatever runs kernels
+    then."""
+    assert Tape.now is not None
+    with recording_off():
+        frozen, named = widened(_frozen((args, kwargs)))
+        Tape.now.keep((frozen, named))
+        result = hand_on(run, kernel, *frozen, grid=grid, warmup=False, **named)
+    Tape.now.add(lambda: hand_on(kernel.run, *frozen, grid=grid, warmup=False, **named))
+    return result
+
+
+def widened(tree: Any) -> Any:
+    """Each slice of a buffer as long as the rest of it: a graph has addresses and no lengths, and a launch that is replayed may
+    read on where it was captured with a shorter slice."""
+
+    def widen(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_contiguous():
+            return value
+        rest = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+        return value if rest <= value.numel() else value.as_strided((rest,), (1,))
+
+    return tree_map(widen, tree)
+
+
+class _Refusals(TorchFunctionMode):
+    """What waits for the device without an operation that says so."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in _WAITS and args and isinstance(args[0], Tensor):
+            raise CaptureError(f"Tensor.{name}")
+        return hand_on(function, *args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, function._schema.name.removeprefix("aten::")
+        _refuse(function, name, args)
+        writes = any(one.alias_info is not None and one.alias_info.is_write for one in function._schema.arguments)
+        if writes:
+            with recording_off():
+                self._tape.keep((args, kwargs))
+        result = hand_on(function, *args, **kwargs)
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        outputs = _tensors(result)
+        fresh = [tensor.untyped_storage().data_ptr() not in given for tensor in outputs]
+        if not writes and not any(fresh):
+            return result  # a view
+        with recording_off():
+            frozen, named = _frozen((args, kwargs))
+            made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
+        if writes:
+            self._tape.add(functools.partial(hand_on, function, *frozen, **named), made)
+        elif name in _EMPTY:
+            self._tape.add(functools.partial(poison, made), made)
+        else:
+            self._tape.add(functools.partial(_make, function, frozen, named, made), made)
+        return result
+
+
+def _make(function: Any, args: Any, kwargs: Any, made: tuple[Tensor, ...]) -> None:
+    """Run it again, and copy what it gives into what it gave while it was captured."""
+    result = hand_on(function, *args, **kwargs)
+    for tensor, value in zip(made, _tensors(result)[: len(made)], strict=True):
+        tensor.copy_(value)
+
+
+def _refuse(function: Any, name: str, args: Any) -> None:
+    """Raises CaptureError for what cudaStreamBeginCapture does not permit, or torch does by a copy to the host."""
+    if name in ("item", "_local_scalar_dense", "is_nonzero", "equal"):
+        raise CaptureError(name)
+    if name in _INDEX:
+        masked = any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        if masked and not (name != "index" and args[2].numel() == 1):  # a mask with one value is a masked_fill
+            raise CaptureError(f"{name} with a boolean mask")
+    elif torch.Tag.dynamic_output_shape in function.tags or torch.Tag.data_dependent_output in function.tags:
+        raise CaptureError(name, "the shape of its result is in the device's memory")
+    if name == "repeat_interleave" and any(isinstance(one, Tensor) for one in args[1:]):
+        raise CaptureError("repeat_interleave by a tensor")
+    if name in ("lift_fresh", "lift_fresh_copy") and args[0].ndim:
+        raise CaptureError("torch.tensor of Python numbers", "it copies from memory that is not pinned")
+    if name in _RESHAPE_IN_PLACE:
+        raise CaptureError(name, "a tape does not follow memory that a tensor exchanges")
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [one for one in tree_flatten(tree)[0] if isinstance(one, Tensor)]
+
+
+def _frozen(tree: Any) -> Any:
+    """The same memory in the same shapes, whatever becomes of the tensors."""
+    return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, tree)
+
+
+def _caller() -> tuple[str, int, str]:
+    """The innermost frame that is neither torch's nor eagletwin's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_BELOW):
+        frame = frame.f_back
+    return _NOWHERE if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _raise_at(where: tuple[str, int, str], error: Exception) -> None:
+    """Raise it again from a frame of the line of SGLang's that recorded the node, which is where it belongs."""
+    file, line, name = where
+    code = compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=name, co_qualname=name)
+    error.add_note("in the replay of a CUDA graph")
+    exec(code, {"error": error.with_traceback(None)})
