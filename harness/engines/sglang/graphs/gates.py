@@ -1,5 +1,109 @@
-"""The branches that SGLang takes for tensors on a GPU, taken for those of a CPU."""
+"""The branches that SGLang takes for tensors on a GPU, taken for those of a CPU where Triton's kernels or torch stand after them.
+
+`Tensor.is_cuda` is true where one of these modules asks for it, and nowhere else; their own flags are set. GATES says of each
+place where speculative, scheduling, caching and capturing code asks for the device whether it is open, and why not.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+_SPECULATIVE = "sglang.srt.speculative"
+TENSORS = frozenset(
+    (
+        *(f"{_SPECULATIVE}.{name}" for name in ("eagle_worker_common", "eagle_worker_v2", "eagle_utils", "spec_utils")),
+        "sglang.srt.mem_cache.kv_index_translator",
+        "sglang.srt.model_executor.runner_utils.buffers",
+        "sglang.srt.model_executor.cuda_graph_buffer_registry",
+    )
+)
+FLAGS = (f"{_SPECULATIVE}.eagle_worker_v2",)
+
+_CAPTURE = "open: graphs/install.py, where a case has graphs"
+_FLAG = "open: the module's flag"
+_TENSOR = "open: Tensor.is_cuda"
+_CPP = "closed: C++, for which there is no stand-in: SGLang's own code in torch runs"
+_OTHERS = "closed: no case has it"
+_IMPORT = "closed: it is asked while the module is imported, for all engines of the process"
+_MEMORY = "closed: host and device are one memory here"
+# (file below sglang/srt, function; empty: the module itself) -> what becomes of its gate
+GATES: dict[tuple[str, str], str] = {
+    ("speculative/eagle_worker_common.py", "prepare_for_draft_extend"): _TENSOR,
+    ("speculative/eagle_worker_common.py", "prepare_for_draft"): _TENSOR,
+    ("speculative/eagle_worker_common.py", "build_eagle_verify_input"): f"{_TENSOR}; Triton's backend has another mask",
+    ("speculative/eagle_worker_common.py", "run_eagle_verify"): _TENSOR,
+    ("speculative/eagle_worker_v2.py", ""): _FLAG,
+    ("speculative/eagle_worker_v2.py", "EagleDraftWorker._capture_cuda_graphs"): _CAPTURE,
+    ("speculative/eagle_worker_v2.py", "EagleDraftWorker.draft_forward"): _FLAG,
+    ("speculative/eagle_worker_v2.py", "EagleDraftWorker._draft_extend_for_decode"): _TENSOR,
+    ("speculative/eagle_utils.py", ""): _IMPORT,
+    ("speculative/eagle_utils.py", "_can_use_sparse_uno_tree_target_sampling"): "closed: UNO, another algorithm",
+    ("speculative/eagle_utils.py", "eagle_sample"): f"{_TENSOR}; no case has a watermark",
+    ("speculative/frozen_kv_mtp_worker_v2.py", "FrozenKVMTPDraftWorker._capture_cuda_graphs"): _CAPTURE,
+    ("speculative/spec_utils.py", ""): _IMPORT,
+    ("speculative/spec_utils.py", "record_stream_each"): _TENSOR,
+    ("speculative/spec_utils.py", "generate_simulated_accept_index"): "closed: SGLANG_SIMULATE_ACC_LEN, for benchmarks",
+    ("speculative/spec_utils.py", "GrammarTree.from_device"): _MEMORY,
+    ("speculative/spec_utils.py", "_verify_commit_step_indices"): _TENSOR,
+    ("managers/scheduler.py", "Scheduler.init_model_worker"): "closed: a word of a log",
+    ("managers/scheduler.py", "Scheduler.run_event_loop"): "closed: eagletwin steps the scheduler itself",
+    ("managers/overlap_utils.py", ""): _IMPORT,
+    ("managers/overlap_utils.py", "resolve_forward_inputs"): _MEMORY,
+    ("managers/overlap_utils.py", "ConfidenceRelay._lazy_init"): "closed: DSpark, another algorithm",
+    ("managers/overlap_utils.py", "FutureMap.__init__"): _MEMORY,
+    ("managers/overlap_utils.py", "FutureMap._resolve_spec_extras"): _MEMORY,
+    ("managers/schedule_batch.py", "ScheduleBatch.prepare_for_extend"): _OTHERS,
+    ("mem_cache/allocation.py", ""): _IMPORT,
+    ("mem_cache/allocation.py", "_alloc_page_size"): _OTHERS,
+    ("mem_cache/kv_index_translator.py", "KVIndexTranslator.plan_uniform_extend"): _TENSOR,
+    ("mem_cache/memory_pool.py", ""): _IMPORT,
+    ("mem_cache/memory_pool.py", "_set_kv_buffer_impl"): _CPP,
+    ("mem_cache/memory_pool.py", "_resolve_fused_scale"): _OTHERS,
+    ("mem_cache/memory_pool.py", "MambaPool._conv_fuse_ok"): "closed: bfloat16 alone",
+    ("mem_cache/memory_pool.py", "MHATokenToKVPool.__init__"): "closed: a second stream for the copy of V",
+    ("mem_cache/memory_pool.py", "MHATokenToKVPool.set_kv_buffer"): _OTHERS,
+    ("mem_cache/memory_pool.py", "MHATokenToKVPool.set_kv_buffer_prefix_valid"): _OTHERS,
+    ("mem_cache/memory_pool.py", "MHATokenToKVPoolMXFP8.set_kv_buffer"): _OTHERS,
+    ("mem_cache/memory_pool.py", "get_minimax_sparse_index_dtype"): _OTHERS,
+    ("mem_cache/memory_pool.py", "MiniMaxSparseKVPool._can_fuse_kv_index_store"): _OTHERS,
+    ("layers/attention/triton_backend.py", ""): _IMPORT,
+    ("layers/attention/triton_backend.py", "TritonAttnBackend.__init__"): "closed: an option of the compiler",
+    ("model_executor/model_runner.py", "ModelRunner.load_model"): "closed: types of old GPUs, threads",
+    ("model_executor/model_runner.py", "ModelRunner._forward_raw"): _CAPTURE,
+    ("model_executor/cuda_graph_buffer_registry.py", "_grouped_foreach_copy_"): _TENSOR,
+    ("model_executor/cuda_graph_buffer_registry.py", "CudaGraphBufferRegistry.fill_from"): _MEMORY,
+    ("model_executor/runner_utils/pool.py", "graph_pool_borrow_enabled"): "closed: memory that a graph lends is not modelled",
+    ("model_executor/runner_utils/shared_read_event.py", "make_external_event"): _MEMORY,
+    ("model_executor/runner_utils/buffers.py", "_grouped_foreach_copy_"): _TENSOR,
+    ("model_executor/runner/eager_runner.py", "EagerRunner.__init__"): _OTHERS,
+    ("model_executor/runner/decode_cuda_graph_runner.py", "DecodeCudaGraphRunner._wants_early_verify_metadata"): _OTHERS,
+    ("model_executor/runner/base_runner.py", "BaseRunner._warmup"): "closed: it tunes kernels",
+    ("model_executor/runner/flashinfer_autotune.py", "should_run_flashinfer_autotune"): "closed: it tunes kernels",
+    ("model_executor/runner/prefill_cuda_graph_runner.py", "PrefillCudaGraphRunner.can_replay_locally"): _OTHERS,
+    ("model_executor/runner/prefill_cuda_graph_runner.py", "PrefillCudaGraphRunner.load_batch"): _OTHERS,
+    ("model_executor/model_runner_components/cuda_graph_setup.py", "refresh_deep_gemm_layout_memory_budget"): _OTHERS,
+    ("model_executor/model_runner_components/cuda_graph_setup.py", "capture_decode_graph"): _CAPTURE,
+}
+
+
+class _IsCuda:
+    """In the place of Tensor.is_cuda."""
+
+    def __init__(self) -> None:
+        self._real: Any = torch._C.TensorBase.is_cuda
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self
+        return sys._getframe(1).f_globals.get("__name__") in TENSORS or self._real.__get__(tensor, owner)
 
 
 def take_cuda_branches(shims: list[str]) -> None:
-    raise NotImplementedError
+    """Before a scheduler is built."""
+    torch.Tensor.is_cuda = _IsCuda()  # type: ignore[misc,assignment]
+    for name in FLAGS:
+        importlib.import_module(name)._is_cuda = True  # type: ignore[attr-defined]
+    shims.append(f"Tensor.is_cuda is true in {', '.join(sorted(TENSORS))}")
+    shims.append(f"_is_cuda is true in {', '.join(FLAGS)}")
