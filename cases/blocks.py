@@ -21,7 +21,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
-from eagletwin.harness.families.dimensions.dimension import Dimension, tokens
+from eagletwin.harness.families.dimensions.dimension import Dimension, tokens, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
 from eagletwin.harness.families.valid import admits
 from eagletwin.harness.families.windows import ENDING
@@ -184,6 +184,10 @@ _THINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
+_PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those in production
+# What graphs are captured for: sizes to which most batches are padded, too
+GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
+PREFILL_GRAPHS = (16, 64)
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
@@ -200,6 +204,7 @@ class Block:
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
     asks      what requests may ask for beside (strategies.py)
+    production  settings of how users run SGLang: graphs, overlap, branches of CUDA. What else a block has does not depend on it
     stages    of a pipeline, whose scheduler is never paused: SGLang's goes on (docs/findings/pipeline-pause)
     """
 
@@ -212,10 +217,15 @@ class Block:
     retract: bool
     asks: tuple[str, ...] = ()
     stages: int = 1
+    production: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def probe(self) -> Case:
         """The smallest case of the block's configuration, which has all that its requests may ask for."""
+        return with_settings(self._probe, **self.production)
+
+    @property
+    def _probe(self) -> Case:
         asks = [REQUEST_OPTIONS[name] for name in self.asks if REQUEST_OPTIONS[name].example is not None]
         request, aborted = Request(id="a", prompt=(0,), max_new_tokens=1), "a"
         requests: tuple[Request, ...] = (_example(request, asks),)
@@ -249,7 +259,8 @@ class Block:
             drawn = together(drawn)
         if self.stages > 1:
             drawn = drawn.map(without_pauses)
-        return with_request_options(drawn, self.asks) if self.asks else drawn
+        drawn = with_request_options(drawn, self.asks) if self.asks else drawn
+        return drawn.map(lambda case: with_settings(case, **self.production)) if self.production else drawn
 
     @property
     def sizes(self) -> Sizes:
@@ -288,6 +299,11 @@ class Block:
         return in_turn and (not self.large or self.focus.host_slots > 0)
 
     @property
+    def as_always(self) -> "Block":
+        """The block as a CPU runs it by itself."""
+        return replace(self, production={})
+
+    @property
     def draw_seed(self) -> int:
         return self.seed * 1_000_003 + self.number
 
@@ -305,6 +321,7 @@ class SearchConstraints:
     overlap   whether a batch is launched before the result of the one before is looked at: then every second block has
               aborts between the two, unless requests are to ask for something
     stages    as in Block
+    production  whether most blocks have graphs, overlap and the branches of CUDA
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -315,6 +332,7 @@ class SearchConstraints:
     retract: bool = True
     overlap: bool = False
     stages: int = 1
+    production: bool = False
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -337,10 +355,14 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number)
 
+    launches = _launches(seed, number, asked)
+
     def draw(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
         block = _draw_block(random, guided, seed, number, model, asked, wanted, tree)
-        both = () if block is None else _with_in_step_aborts(block, asked)
-        return next((one for one in both if admits(one.probe) and asked.wanted(one.probe)), None)
+        if block is None or not admits(block.probe):
+            return None
+        each = (one for production in launches for one in _in_production(block, asked, production))
+        return next((one for one in each if admits(one.probe) and asked.wanted(one.probe)), None)
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
@@ -371,13 +393,29 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     return found
 
 
-def _with_in_step_aborts(block: Block, asked: SearchConstraints) -> tuple[Block, ...]:
-    """The block, and the same with aborts inside a step, which come first in a part of the blocks with overlap. Without
-    overlap they are one kind of aborts between steps, and no block has them where it is not to."""
+def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str, Any]]:
+    """How a block may be launched, what is drawn for it first: three in four as users do. Then all together, each alone, and
+    none, for a search that wants one, or what one of them excludes."""
+    if not asked.production:
+        return [{}]
+    random = Random(f"{seed} {number} production")
+    drawn: dict[str, Any] = {}
+    if random.random() < _PRODUCTION:
+        drawn = {"graphs": random.choice(GRAPHS), "overlap": random.random() < _OFTEN, "cuda_branches": random.random() < _OFTEN}
+        drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
+    whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
+    return [drawn, whole, whole | {"prefill_graphs": PREFILL_GRAPHS}, *({name: whole[name]} for name in whole), {}]
+
+
+def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:
+    """The block launched in this way, and the same with aborts inside a step, which come first in a part of the blocks with
+    overlap. Without overlap they are one kind of aborts between steps, and no block has them where it is not to."""
+    overlap = asked.overlap or production.get("overlap", False)
+    block = replace(block, production=production, retract=asked.retract and not overlap)
     if asked.asks:
         return (block,)
     both = (block, replace(block, asks=(*block.asks, IN_STEP)))
-    first = asked.overlap and Random(f"{block.seed} {block.number} {IN_STEP}").random() < _IN_STEP
+    first = overlap and Random(f"{block.seed} {block.number} {IN_STEP}").random() < _IN_STEP
     return both[::-1] if first else both
 
 

@@ -13,7 +13,7 @@ from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec, mode_of_case
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.changed_code import compare_sources
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
@@ -283,6 +283,7 @@ def _mendable(run: RunSpec, version: str) -> list[Entry]:
 def _is_reachable(entry: Entry, case: Case, mode: Mode) -> bool:
     """Whether the case can show in this mode what the entry needs a mode for. A draft that reads the target's rows runs with
     overlap in every mode, where the release cannot do without (docs/findings/frozen-kv.md)."""
+    mode = mode_of_case(mode, case.engine.sglang)
     modes = {mode, replace(mode, overlap=mode.overlap or RECIPES[case.model].frozen)}
     return any(not why_unreachable(entry, one) for one in modes)
 

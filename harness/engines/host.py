@@ -198,7 +198,8 @@ class Host:
         if build.configuration.engine.sglang.plain_decode:
             plain = plain_decode.plain_configuration(build.configuration)
             try:
-                engine.plain = self._build(msgspec.structs.replace(build, configuration=plain, plain=True))
+                as_always = msgspec.structs.replace(build, configuration=plain, plain=True, mode=self.mode)
+                engine.plain = self._build(as_always)
             except BaseException:
                 engine.close()
                 raise

@@ -34,6 +34,7 @@ from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.dimensions import DIMENSIONS
+from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.valid import runs_in
 
@@ -100,7 +101,8 @@ def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
-    missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in TOPICS if topic.words not in topics]
+    left_out = [topic for topic in TOPICS if topic.words not in topics and (mode.device == "cpu" or topic not in PRODUCTION)]
+    missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in left_out]
     left = dict[str, list[str]]()
     for name in RECIPES:
         if name not in models:
@@ -108,10 +110,10 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     missing += [f"recipes: {', '.join(names)} (--only {names[0]}{where})" for where, names in sorted(left.items())]
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
     missing += [f"tensor parallelism (--tp 2{alone})"] if mode.tp == 1 else []
-    missing += [] if mode.overlap else [f"the overlap scheduler (--overlap{alone})"]
     if mode.device == "cpu":
         missing += [] if alone or mode.tp > 1 or mode.overlap else ["pipelines (--pp 2)"]
-        return [*missing, f"CUDA kernels, CUDA graphs (--device cuda{alone})"]
+        return [*missing, f"CUDA kernels (--device cuda{alone})"]
+    missing += [] if mode.overlap else ["the overlap scheduler (--overlap)"]
     missing += [] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"]
     return missing + ([] if mode.prefill_graphs else ["graphs of prefill (--prefill-graphs 16,64,256)"])
 

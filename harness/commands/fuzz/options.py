@@ -111,6 +111,7 @@ class SearchOptions:
             retract=not mode.overlap,
             overlap=mode.overlap,
             stages=mode.pp,
+            production=mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
         )
 
     def _probe_filter(self) -> Callable[[Case], bool]:
