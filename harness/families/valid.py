@@ -11,7 +11,7 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, expand_samples
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
-from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
+from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode, mode_of_case
 from eagletwin.harness.core.terminal import count, nearest
 
 from . import RECIPES
@@ -64,6 +64,7 @@ def not_driven(case: Case, mode: Mode) -> str:
 
 def runs_in(case: Case, mode: Mode) -> bool:
     """Whether a search in this mode draws such a case: eagletwin runs it, and SGLang starts."""
+    mode = mode_of_case(mode, case.engine.sglang)
     # SGLang's graphs do not start with it: it has a place for one token of each request, and verify has several
     in_torch = bool(mode.graphs) and bool(case.adapters) and case.engine.sglang.lora_backend == "torch_native"
     return not in_torch and not not_driven(case, mode)

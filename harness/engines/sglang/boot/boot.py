@@ -300,8 +300,8 @@ def changed_settings(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         "max_total_tokens": settings.max_total_tokens,
         "dtype": mode.dtype,
         "overlap": mode.overlap or workers.overlaps(case),
-        # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
-        "graphs": tuple(n for n in mode.graphs if n <= settings.max_running_requests),
+        # a graph for more requests than may run at once is of no use: SGLang makes one for as many as may
+        "graphs": tuple(sorted({min(n, settings.max_running_requests) for n in mode.graphs})),
     }
     if settings.draft_window:  # releases before 0.5.23 have it for EAGLE-3 alone, and leave it out elsewhere
         asked["draft_window"] = (settings.draft_window, settings.draft_sink)

@@ -70,6 +70,10 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
+    for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):  # it thaws what engines share, and takes a second
+        runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
+        runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
+    shims.append("freeze_gc of the graph runners: does nothing")
     if mode.prefill_graphs:
         broken: Any = importlib.import_module(_BREAKABLE)
         broken._is_stream_capturing = lambda _stream: tape.capturing()
