@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Mode, mode_of_case
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import admits, check_case, not_in_stages
 
@@ -21,6 +21,7 @@ def why_unreachable(entry: Entry, mode: Mode = CPU) -> str:
     needs = entry.needs
     if needs is None:
         return ""
+    mode = mode_of_case(mode, entry.case.engine.sglang)
     required = (
         ("--device", needs.device, mode.device),
         ("--dtype", needs.dtype, mode.dtype),

@@ -23,7 +23,7 @@ ENTRY = Entry(
     buggy="0.5.23 -",
     fixed="",
     trigger="CUDA graphs, --speculative-adaptive, and requests that ask for hidden states",
-    needs=Needs(device="cuda", graphs=True),
+    needs=Needs(graphs=True),
     remedy=Patch(
         name="target-graphs-first",
         edits=(
@@ -57,6 +57,7 @@ ENTRY = Entry(
             sglang=SGLangSettings(
                 radix_cache=True,
                 max_total_tokens=144,
+                graphs=(1, 2, 4),
                 draft_window=4,
                 draft_sink=1,
                 adaptive=Adaptive(

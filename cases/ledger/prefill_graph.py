@@ -8,7 +8,7 @@ dropped: the draft's rows of every prompt are computed from tokens alone. Output
 It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """
 
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Needs, OnCuda
@@ -26,7 +26,7 @@ ENTRY = Entry(
     buggy="0.5.23 -",
     fixed="",
     trigger="a GPU, graphs of prefill, a draft whose wrapper joins embeddings and hidden states (Qwen3-Next)",
-    needs=Needs(device="cuda", prefill_graphs=True),
+    needs=Needs(prefill_graphs=True),
     on_cuda=OnCuda(modes=("prefill",)),
     remedy=Patch(
         name="slot-for-the-drafts-input",
@@ -41,5 +41,6 @@ ENTRY = Entry(
         num_steps=1,
         # of fewer than half of the tokens that a graph is for, SGLang replays none
         requests=(Request(id="a", prompt=(30, 75, 12, 8, 51, 64, 3, 27, 90, 46), max_new_tokens=2),),
+        engine=EngineSettings(sglang=SGLangSettings(graphs=(1, 2, 4), prefill_graphs=(16, 64))),
     ),
 )

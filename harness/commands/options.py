@@ -212,16 +212,8 @@ def mode_of(
     check_attention(attention, device, dtype)
     check_ranks(tp)
     check_stages(pp, device, tp, overlap=bool(overlap))
-    if device == "cpu":
-        for option, given in (("--graphs", graphs), ("--prefill-graphs", prefill_graphs)):
-            if given not in (DEFAULT_GRAPHS, "none"):
-                raise InputError(
-                    f"{option} {given} with --device cpu: a CPU has no CUDA graphs",
-                    consequence="nothing was run",
-                    remedy=f"give --device cuda, or leave {option} out",
-                )
-        return Mode(overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
-    sizes = _sizes("--graphs", GRAPHS if graphs is None else graphs, "batch sizes", "1,2,4")
+    usual = GRAPHS if device == "cuda" else "none"
+    sizes = _sizes("--graphs", usual if graphs is None else graphs, "batch sizes", "1,2,4")
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
     if prefill and not sizes:
         raise InputError(
@@ -229,6 +221,8 @@ def mode_of(
             consequence="nothing was run",
             remedy="leave one of them out",
         )
+    if device == "cpu":
+        return Mode(graphs=sizes, prefill_graphs=prefill, overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
     must_have_cuda(tp, attention)
     return Mode(
         device="cuda",
