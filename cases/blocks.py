@@ -401,7 +401,11 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
     random = Random(f"{seed} {number} production")
     drawn: dict[str, Any] = {}
     if random.random() < _PRODUCTION:
-        drawn = {"graphs": random.choice(GRAPHS), "overlap": random.random() < _OFTEN, "cuda_branches": random.random() < _OFTEN}
+        drawn = {
+            "graphs": random.choice(GRAPHS),
+            "overlap": random.random() < _OFTEN,
+            "cuda_branches": random.random() < _OFTEN,
+        }
         drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
     whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
     return [drawn, whole, whole | {"prefill_graphs": PREFILL_GRAPHS}, *({name: whole[name]} for name in whole), {}]

@@ -34,8 +34,8 @@ from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.dimensions import DIMENSIONS
-from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
 from eagletwin.harness.families.dimensions.dimension import Dimension
+from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
 from eagletwin.harness.families.valid import runs_in
 
 # Features by which a search is narrowed, and what it left out of them: each with the option that adds it.

@@ -1,8 +1,9 @@
 """Whether SGLang raised an exception or eagletwin did, on a CPU: decided by its class, or by the innermost frame of either.
 
 SGLang is at fault in its own code, where it calls what this engine has no part of (`StubCalled`), where it hands a stand-in
-what the kernel in whose place it stands could not take either (`BadArguments`), in the runtime of its Triton kernels, and in a
-call of its own that eagletwin stands around (`hand_on`). All else that is raised in eagletwin's code is eagletwin's.
+what the kernel in whose place it stands could not take either (`BadArguments`), where a capture does what CUDA refuses
+(`CaptureError`), in the runtime of its Triton kernels, and in a call of its own that eagletwin stands around (`hand_on`). All
+else that is raised in eagletwin's code is eagletwin's.
 """
 
 import contextlib
@@ -53,9 +54,10 @@ def is_ours(error: BaseException) -> bool:
     """Whether eagletwin failed, and not the worker."""
     import sglang
 
+    from .graphs.tape import CaptureError
     from .stand_ins.stubs import StubCalled
 
-    if isinstance(error, BadArguments | StubCalled):
+    if isinstance(error, BadArguments | CaptureError | StubCalled):
         return False
     release = Path(sglang.__path__[0])
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):

@@ -83,10 +83,14 @@ def graph_arguments(mode: Mode) -> dict[str, Any]:
     sizes = {"cuda_graph_bs_decode": list(mode.graphs), "cuda_graph_max_bs_decode": max(mode.graphs)}
     if mode.prefill_graphs:
         backend = {"cuda_graph_backend_prefill": "breakable"} if mode.device == "cpu" else {}  # what SGLang has on CUDA
-        return sizes | backend | {
-            "cuda_graph_bs_prefill": list(mode.prefill_graphs),
-            "cuda_graph_max_bs_prefill": max(mode.prefill_graphs),
-        }
+        return (
+            sizes
+            | backend
+            | {
+                "cuda_graph_bs_prefill": list(mode.prefill_graphs),
+                "cuda_graph_max_bs_prefill": max(mode.prefill_graphs),
+            }
+        )
     return sizes | {"disable_prefill_cuda_graph": True}
 
 

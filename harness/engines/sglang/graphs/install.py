@@ -43,10 +43,18 @@ GATES = (
     # classes of backends that are not installed here
     Edit(target=_DRAFT, match="if _is_cuda or _is_musa:", replacement="if False:"),
     Edit(target=_DRAFT, match="if _is_cuda:", replacement="if False:"),
-    Edit(target=_DRAFT, match="_is_cuda or _is_musa\n    ) and graph_supported_backend", replacement="True) and graph_supported_backend"),
+    Edit(
+        target=_DRAFT,
+        match="_is_cuda or _is_musa\n    ) and graph_supported_backend",
+        replacement="True) and graph_supported_backend",
+    ),
 )
 FROZEN_GATES = (
-    Edit(target=f"{_FROZEN}.FrozenKVMTPDraftWorker._capture_cuda_graphs", match='self.target_worker.device != "cuda"', replacement="False"),
+    Edit(
+        target=f"{_FROZEN}.FrozenKVMTPDraftWorker._capture_cuda_graphs",
+        match='self.target_worker.device != "cuda"',
+        replacement="False",
+    ),
 )
 _EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"

@@ -1,8 +1,8 @@
 """CUDA graphs on CPU tensors: a tape of what runs while a graph is captured, and its replay on the same memory.
 
-A node of a tape is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, or a launch of a Triton
+A node is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, or a launch of a Triton
 kernel, with each Python scalar as it was. Views are no nodes: their memory is. A replay runs no Python of SGLang. An operation
-that made a tensor runs again, and its result is copied into that tensor, so that whoever holds it sees the values of the replay.
+that made a tensor runs again, and its result is copied into that tensor, so that its holders see the values of the replay.
 
 As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero). It runs what CUDA only
 records, so all memory that it wrote is restored at its end.

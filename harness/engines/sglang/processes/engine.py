@@ -10,6 +10,8 @@ costs more than a small case; it is replaced when a case asks for a fresh one, a
 import gc
 import os
 import socket
+import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -18,7 +20,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import protocol
 
-from .. import kernels, own_loader, patches
+from .. import blame, kernels, own_loader, patches
 from ..blame import NotDriven
 from ..boot import boot
 from ..compat import workers
@@ -26,6 +28,7 @@ from ..stand_ins import stubs
 from ..taps import speculation
 from . import rank_group as ranks
 from . import runner
+from .runner import CaptureFailed
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 60
@@ -129,14 +132,25 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
         protocol.send(connection, protocol.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
-        protocol.send(connection, protocol.refusal_of(error))
-        os._exit(0)
+        failure = _capture_failure(error)
+        if not build.mode.graphs or failure is None or blame.is_ours(failure):
+            protocol.send(connection, protocol.refusal_of(error))
+            os._exit(0)
+        scheduler, changed, info = CaptureFailed(failure), "", _info(build, None)
     if changed:
         protocol.send(connection, protocol.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
     gc.freeze()
     protocol.send(connection, protocol.Built(info))
     return scheduler, info
+
+
+def _capture_failure(error: BaseException) -> BaseException | None:
+    """The error in a capture of a CUDA graph, which SGLang wraps in advice; None: it was raised elsewhere."""
+    while error.__context__ is not None:
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)
+    return error if any("cuda_graph" in Path(frame.filename).name for frame in frames) else None
 
 
 def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> Runner:
@@ -164,8 +178,8 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
         torch=str(torch.__version__),
         triton=str(triton.__version__),
         transformers=str(transformers.__version__),
-        worker=type(scheduler.draft_worker or scheduler.tp_worker).__name__,
-        overlap=bool(scheduler.enable_overlap),
+        worker="" if scheduler is None else type(scheduler.draft_worker or scheduler.tp_worker).__name__,
+        overlap=build.mode.overlap if scheduler is None else bool(scheduler.enable_overlap),
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *stubs.describe_stubs()),
         mode=build.mode.words,

@@ -11,6 +11,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,13 @@ from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureFailed:
+    """In the place of a scheduler that raised this while it captured its CUDA graphs."""
+
+    error: BaseException
+
+
 def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
@@ -39,7 +47,8 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
     executed_while_built = changes.executed - changes.captured  # a graph's count where it is replayed
     last_word = LastWord()
     try:
-        kernels.start(build, scheduler)
+        if not isinstance(scheduler, CaptureFailed):
+            kernels.start(build, scheduler)
         while True:
             try:
                 message, _ = protocol.receive(connection)
@@ -88,6 +97,8 @@ class _Run:
         import torch
 
         self._open_log()
+        if isinstance(self._scheduler, CaptureFailed):
+            return self._ending_of_capture(self._scheduler.error)
         case = self._message.case
         driven = drive.Drive(
             *(self._scheduler, case, self._recorder, self._note_stage, self._message.until, self._live()),
@@ -118,6 +129,15 @@ class _Run:
         ending = kernels.find_violation(self._where) or ending
         self._jittered = driven.jittered or UNSET
         self._write(driven.case, ending)
+        self._progress.close()
+        return ending
+
+    def _ending_of_capture(self, error: BaseException) -> Ending:
+        """The worker ended while it captured its graphs: so does each case."""
+        traceback.print_exception(error)
+        where = "capture of CUDA graphs"
+        ending = Ending(kind="crashed", detail=_brief(error), where=where, origin=_origin(error))
+        self._write(self._message.case, ending)
         self._progress.close()
         return ending
 
