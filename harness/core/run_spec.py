@@ -90,7 +90,7 @@ CPU = Mode()
 
 
 def mode_of_case(mode: Mode, settings: SGLangSettings) -> Mode:
-    """The mode in which an engine of a case with these settings runs: on a CPU a case may have graphs and overlap of its own."""
+    """The mode of an engine of a case with these settings: on a CPU a case may have graphs and overlap of its own."""
     if mode.device != "cpu":
         return mode
     graphs = {"graphs": mode.graphs or settings.graphs, "prefill_graphs": mode.prefill_graphs or settings.prefill_graphs}

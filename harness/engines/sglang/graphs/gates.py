@@ -1,4 +1,4 @@
-"""The branches that SGLang takes for tensors on a GPU, taken for those of a CPU where Triton's kernels or torch stand after them.
+"""The branches that SGLang takes for tensors on a GPU, taken for those of a CPU where Triton or torch stand after them.
 
 `Tensor.is_cuda` is true where one of these modules asks for it, and nowhere else; their own flags are set. GATES says of each
 place where speculative, scheduling, caching and capturing code asks for the device whether it is open, and why not.

@@ -13,7 +13,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
 
 from .. import changes, patches
-from ..blame import NotDriven
+from ..blame import NotDriven, hand_on
 from . import probes, tape
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
@@ -40,6 +40,8 @@ GATES = (
         match='"cuda": EAGLEDraftExtendCudaGraphRunner,',
         replacement='"cpu": EAGLEDraftExtendCudaGraphRunner, "cuda": EAGLEDraftExtendCudaGraphRunner,',
     ),
+    # what goes to the host is a copy of what a graph's buffer holds then
+    Edit(target="sglang.srt.utils.common.async_d2h", match="return tensor\n", replacement="return tensor.clone()\n"),
     # classes of backends that are not installed here
     Edit(target=_DRAFT, match="if _is_cuda or _is_musa:", replacement="if False:"),
     Edit(target=_DRAFT, match="if _is_cuda:", replacement="if False:"),
@@ -75,6 +77,7 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
         module.graph = tape.graph  # type: ignore[attr-defined,misc]
         module.graph_pool_handle = lambda: (0, 1)  # type: ignore[attr-defined]
         module.is_current_stream_capturing = tape.capturing  # type: ignore[attr-defined]
+    _copy_between_host_and_device(shims)
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
@@ -93,6 +96,25 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
     except (patches.PatchFailed, ImportError, AttributeError) as error:
         raise NotDriven(f"CUDA graphs on a CPU: this SGLang asks for the device in another way: {error}") from error
     shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
+
+
+def _copy_between_host_and_device(shims: list[str]) -> None:
+    """A tensor that goes to the host is a copy of what a graph's buffer holds then, and not that buffer."""
+    if hasattr(torch.Tensor.cpu, "eagletwin"):
+        return
+    cpu, to = torch.Tensor.cpu, torch.Tensor.to
+
+    def copied_to_cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = hand_on(cpu, self, *args, **kwargs)
+        return result.clone() if result is self else result
+
+    def copied(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = hand_on(to, self, *args, **kwargs)
+        return result.clone() if result is self and kwargs.get("non_blocking") else result
+
+    copied_to_cpu.eagletwin = True  # type: ignore[attr-defined]
+    torch.Tensor.cpu, torch.Tensor.to = copied_to_cpu, copied  # type: ignore[method-assign,assignment]
+    shims.append("Tensor.cpu, and Tensor.to with non_blocking: a copy")
 
 
 @contextlib.contextmanager
