@@ -41,7 +41,11 @@ GATES = (
         replacement='"cpu": EAGLEDraftExtendCudaGraphRunner, "cuda": EAGLEDraftExtendCudaGraphRunner,',
     ),
     # what goes to the host is a copy of what a graph's buffer holds then
-    Edit(target="sglang.srt.utils.common.async_d2h", match="return tensor\n", replacement="return tensor.clone()\n"),
+    Edit(
+        target="sglang.srt.utils.common.async_d2h",
+        match='"cpu":\n        return tensor',
+        replacement='"cpu":\n    return tensor.clone()',
+    ),
     # classes of backends that are not installed here
     Edit(target=_DRAFT, match="if _is_cuda or _is_musa:", replacement="if False:"),
     Edit(target=_DRAFT, match="if _is_cuda:", replacement="if False:"),
