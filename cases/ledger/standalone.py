@@ -56,6 +56,8 @@ def _edits_for_unshifted_inputs(batch: str, own: tuple[str, str], step: tuple[st
             match=own[0],
             replacement=own[1],
         ),
+        # no graph has a place for the bonus token
+        Edit(target=f"{_DRAFTER}._capture_cuda_graphs", match="if _is_cpu or", replacement="if True or _is_cpu or"),
         Edit(target=f"{_DRAFTER}.draft", match="self.speculative_num_steps > 1", replacement="self.speculative_num_steps > 0"),
         Edit(
             target=f"{_DRAFTER}.draft_forward",

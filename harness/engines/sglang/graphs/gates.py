@@ -75,6 +75,7 @@ GATES: dict[tuple[str, str], str] = {
     ("model_executor/cuda_graph_buffer_registry.py", "_grouped_foreach_copy_"): _TENSOR,
     ("model_executor/cuda_graph_buffer_registry.py", "CudaGraphBufferRegistry.fill_from"): _MEMORY,
     ("model_executor/runner_utils/pool.py", "graph_pool_borrow_enabled"): "closed: memory that a graph lends is not modelled",
+    ("model_executor/runner_backend_utils/weak_ref_tensor.py", ""): _IMPORT,
     ("model_executor/runner_utils/shared_read_event.py", "make_external_event"): _MEMORY,
     ("model_executor/runner_utils/buffers.py", "_grouped_foreach_copy_"): _TENSOR,
     ("model_executor/runner/eager_runner.py", "EagerRunner.__init__"): _OTHERS,

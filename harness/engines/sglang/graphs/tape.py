@@ -4,7 +4,8 @@ A node is an operation of torch below Python (TorchDispatchMode) that writes or 
 kernel, with each Python scalar as it was. Views are no nodes: their memory is. A replay runs no Python of SGLang. An operation
 that made a tensor runs again, and its result is copied into that tensor, so that its holders see the values of the replay.
 
-As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero). It runs what CUDA only
+As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero), of tensors that are
+not the host's. It runs what CUDA only
 records, so all memory that it wrote is restored at its end.
 
 Memory: all graphs share a pool, as SGLang's do. Memory that a graph has freed when the next one is captured is the next one's.
@@ -220,9 +221,18 @@ class _Refusals(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in _WAITS and args and isinstance(args[0], Tensor):
+        if name in _WAITS and args and isinstance(args[0], Tensor) and not _is_host(args[0], sys._getframe(1)):
             raise CaptureError(f"Tensor.{name}")
         return hand_on(function, *args, **(kwargs or {}))
+
+
+def _is_host(tensor: Tensor, frame: Any) -> bool:
+    """Whether a tensor is the host's, which nobody waits for: SGLang's name for it ends in _cpu where it is read."""
+    values = frame.f_locals
+    named = [name for name, value in values.items() if value is tensor]
+    held = (getattr(value, "__dict__", {}) for value in values.values())
+    named += [name for each in held for name, value in each.items() if value is tensor]
+    return any(name.endswith("_cpu") for name in named)
 
 
 class _Recorder(TorchDispatchMode):

@@ -1,0 +1,364 @@
+"""CUDA graphs on a CPU: what a tape records, replays and refuses, and what a search in graphs finds."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.core.case import Case, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.sglang.graphs import gates, tape
+from eagletwin.harness.families.dimensions.dimension import with_settings
+from eagletwin.harness.judge.judge import judge
+
+from ..lab.gpu.faults import LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, batch_of
+from ..rows import long, spread
+
+PRODUCTION: dict[str, Any] = {"graphs": (1, 2, 4), "overlap": True, "cuda_branches": True}
+
+
+@pytest.fixture(autouse=True)
+def no_pool() -> Iterator[None]:
+    """Graphs of another test lie in no pool of this one's."""
+    before = tape.Tape.pool_order[:]
+    tape.Tape.pool_order.clear()
+    yield
+    tape.Tape.pool_order[:] = before
+
+
+def captured(function: Callable[[], Any]) -> tuple[tape.Tape, Any]:
+    graph = tape.Tape()
+    with torch.inference_mode(), tape.graph(graph):
+        result = function()
+    return graph, result
+
+
+def numbers(tensor: Tensor) -> list[Any]:
+    with torch.inference_mode():
+        return list(tensor.tolist())
+
+
+def test_a_replay_computes_anew_on_the_memory_of_the_capture() -> None:
+    given, stored, calls = torch.zeros(4), torch.zeros(6), []
+
+    def step() -> tuple[Tensor, Tensor, Tensor]:
+        calls.append(1)
+        made = given * 2 + 1
+        made.view(2, 2)[1].add_(10)  # through a view
+        stored.index_put_((torch.arange(4),), made)
+        filled = torch.empty(4).copy_(made)
+        return made, torch.cat([filled, made.flip(0)]), torch.topk(filled, 2).indices
+
+    graph, (made, joined, best) = captured(step)
+    assert numbers(stored) == [0] * 6, "a capture runs nothing"
+    assert all(number != number for number in numbers(made)), "and gives nothing"
+    given.copy_(torch.arange(4.0))
+    address = made.data_ptr()
+    graph.replay()
+    assert numbers(made) == [1, 3, 15, 17]
+    assert made.data_ptr() == address
+    assert numbers(joined) == [1, 3, 15, 17, 17, 15, 3, 1]
+    assert numbers(best) == [3, 2]
+    assert numbers(stored) == [1, 3, 15, 17, 0, 0]
+    assert len(calls) == 1, "no Python runs again"
+
+
+def test_what_python_holds_is_baked_in() -> None:
+    held: dict[str, Any] = {"scale": 2.0, "tensor": torch.ones(2)}
+    graph, result = captured(lambda: held["tensor"] * held["scale"])
+    held |= {"scale": 100.0, "tensor": torch.full((2,), 5.0)}
+    graph.replay()
+    assert numbers(result) == [2, 2]
+
+
+def test_memory_that_nobody_wrote_is_poison() -> None:
+    graph, (floats, integers) = captured(lambda: (torch.empty(2), torch.empty(2, dtype=torch.int64)))
+    graph.replay()
+    assert all(number != number for number in numbers(floats))
+    assert numbers(integers) == [torch.iinfo(torch.int64).max // 3] * 2
+
+
+def test_a_graph_may_write_over_what_a_later_one_of_the_pool_gave() -> None:
+    given = torch.ones(2)
+    first, one = captured(lambda: given + 1)
+    second, two = captured(lambda: given + 2)
+    first.replay()
+    second.replay()
+    assert (numbers(one), numbers(two)) == ([2, 2], [3, 3])
+    first.replay()
+    assert numbers(one) == [2, 2]
+    assert all(number != number for number in numbers(two))
+
+
+def test_a_kernel_is_launched_with_the_grid_and_the_buffers_of_the_capture() -> None:
+    buffer, launched = torch.arange(6), []
+
+    class Kernel:
+        @staticmethod
+        def run(*args: Any, grid: Any, warmup: bool) -> None:  # noqa: ARG004
+            launched.append((grid, [numbers(one) if isinstance(one, Tensor) else one for one in args]))
+
+    kernel = Kernel()
+    graph, _ = captured(
+        lambda: tape.launch(lambda kernel, *args, **how: kernel.run(*args, **how), kernel, (2,), (buffer[:2], 7), {})
+    )
+    buffer.add_(10)
+    graph.replay()
+    assert launched[-1] == ((2,), [[10, 11, 12, 13, 14, 15], 7]), "a slice reaches to the end of its buffer"
+
+
+WAITS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda one: one.sum().item(),
+    "tolist": lambda one: one.tolist(),
+    "bool": lambda one: 1 if one[0] else 0,
+    "int": lambda one: int(one[0]),
+    "cpu": lambda one: one.cpu(),
+    "numpy": lambda one: one.numpy(),
+    "equal": lambda one: torch.equal(one, one),
+    "nonzero": torch.nonzero,
+    "a boolean mask": lambda one: one[one > 1],
+    "repeat_interleave": lambda one: torch.repeat_interleave(one, one.long()),
+    "torch.tensor": lambda one: torch.tensor([1, 2]) + 1,
+    "another capture": lambda one: captured(lambda: one + 1),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_cuda_refuses_is_refused(name: str) -> None:
+    with pytest.raises(tape.CaptureError, match="not permitted when stream is capturing"):
+        captured(lambda: WAITS[name](torch.arange(3.0)))
+    assert not tape.capturing()
+
+
+def test_a_tensor_of_the_host_is_read() -> None:
+    offsets_cpu = torch.tensor([0, 3])
+    graph, result = captured(lambda: torch.ones(5)[slice(*offsets_cpu.tolist())] + 1)
+    graph.replay()
+    assert numbers(result) == [2, 2, 2]
+
+
+def test_a_masked_fill_is_none_of_it() -> None:
+    given = torch.arange(4.0)
+    graph, _ = captured(lambda: given.__setitem__(given > 1, 0.0))
+    graph.replay()
+    assert numbers(given) == [0, 1, 0, 0]
+
+
+def test_an_error_of_a_replay_is_raised_at_the_line_that_was_captured() -> None:
+    rows, index = torch.zeros(3), torch.zeros(1, dtype=torch.int64)
+    source = "def look_up(rows, index):\n    return rows.index_select(0, index)\n"
+    scope: dict[str, Any] = {}
+    exec(compile(source, "/elsewhere/sglang/worker.py", "exec"), scope)
+    graph, _ = captured(lambda: scope["look_up"](rows, index))
+    index.fill_(7)
+    with pytest.raises(IndexError) as raised:
+        graph.replay()
+    frame = raised.traceback[-1]
+    assert (str(frame.path), frame.lineno + 1, frame.name) == ("/elsewhere/sglang/worker.py", 2, "look_up")
+
+
+# How SGLang asks for the device: attributes and flags, and names that are compared.
+_ASKS = {"is_cuda", "is_cuda_alike"}
+_FLAGS = {"_is_cuda", "is_cuda"}
+_DEVICES = {"cuda", "cpu"}
+
+
+def gates_of(file: Path, name: str) -> Iterator[tuple[str, str]]:
+    """(file, function) of each place where a file asks for the device."""
+
+    def walk(node: ast.AST, inside: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            own = (*inside, child.name) if named else inside  # type: ignore[union-attr]
+            asks = isinstance(child, ast.Attribute) and child.attr in _ASKS
+            flag = isinstance(child, ast.Name) and child.id in _FLAGS and isinstance(child.ctx, ast.Load)
+            compared = isinstance(child, ast.Compare) and any(
+                isinstance(one, ast.Constant) and one.value in _DEVICES for one in (child.left, *child.comparators)
+            )
+            if asks or flag or compared:
+                yield name, ".".join(own)
+            yield from walk(child, own)
+
+    yield from walk(ast.parse(file.read_text()), ())
+
+
+def test_each_gate_of_the_release_is_in_the_table() -> None:
+    import sglang
+
+    root = Path(sglang.__path__[0], "srt")
+    patterns = (
+        *("speculative/eagle_*.py", "speculative/multi_layer_eagle*.py", "speculative/frozen_kv*.py"),
+        *("speculative/spec_utils.py", "managers/scheduler*.py", "managers/overlap_utils.py", "managers/schedule_batch.py"),
+        *("managers/tp_worker.py", "mem_cache/allocation.py", "mem_cache/kv_index_translator.py", "mem_cache/memory_pool.py"),
+        *("layers/attention/triton_backend.py", "model_executor/model_runner.py"),
+        *("model_executor/cuda_graph_buffer_registry.py", "model_executor/runner*/*.py"),
+        "model_executor/model_runner_components/cuda_graph_setup.py",
+    )
+    files = [file for pattern in patterns for file in root.glob(pattern)]
+    found = {gate for file in files for gate in gates_of(file, str(file.relative_to(root)))}
+    assert found == {*gates.GATES}
+
+
+_DRAFT = "sglang.srt.speculative.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner"
+_EXTEND = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"
+_VERIFY = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
+_COMMIT = "sglang.kernels.ops.speculative.eagle.prepare_verify_commit_outputs"
+_METADATA = "self.draft_attn_backend.init_forward_metadata_out_graph("
+
+
+def planted(name: str, target: str, match: str, replacement: str) -> Patch:
+    return Patch(name=name, edits=(Edit(target=target, match=match, replacement=replacement),))
+
+
+# A fault of graph code, or of a branch of CUDA, and the rules that may name it first
+FAULTS: tuple[tuple[Patch, tuple[str, ...]], ...] = (
+    (
+        planted("slots-of-padding", f"{_DRAFT}.execute", "buffers.out_cache_loc.zero_()", "pass"),
+        ("draft.scratch_kv", "target.kv"),
+    ),
+    (
+        planted(
+            "lengths-of-an-earlier-batch",
+            f"{_DRAFT}.execute",
+            "forward_batch.seq_lens,\n        forward_batch.out_cache_loc,",
+            "buffers.seq_lens[:raw_bs],\nforward_batch.out_cache_loc,",
+        ),
+        ("draft.proposal", "draft.scratch_kv", "draft.hidden_in"),
+    ),
+    (
+        planted("metadata-of-the-capture", f"{_DRAFT}.execute", _METADATA, "(lambda view: None)("),
+        ("draft.scratch_kv", "draft.hidden_in", "draft.proposal"),
+    ),
+    (
+        planted(
+            "last-pair-of-a-grouped-copy", f"{_DRAFT}.execute", "(copy_dsts, copy_srcs)", "(copy_dsts[:-1], copy_srcs[:-1])"
+        ),
+        ("draft.proposal", "draft.scratch_kv", "draft.hidden_in"),
+    ),
+    (
+        planted("a-smaller-graph", f"{_DRAFT}._postprocess_output_to_raw_bs", "t[:raw_bs]", "t.flip(0)[:raw_bs]"),
+        ("tree.tokens", "tree.chain", "draft.tree"),
+    ),
+    (
+        planted(
+            "metadata-of-draft-extend",
+            _EXTEND,
+            "self.draft_extend_attn_backend.init_forward_metadata_out_graph(",
+            "(lambda view: None)(",
+        ),
+        ("draft.kv", "draft.proposal"),
+    ),
+    (
+        planted("rows-of-draft-extend", _EXTEND, "copy_srcs.append(select_index)", "copy_srcs.append(select_index - 1)"),
+        ("draft.hidden_in", "draft.proposal"),
+    ),
+    (
+        planted(
+            "metadata-of-verify",
+            f"{_VERIFY}._init_replay_attn_metadata_from_view",
+            "attn_backend.init_forward_metadata_out_graph(fb_view)",
+            "pass",
+        ),
+        ("target.kv", "target.hidden", "verify.accept"),
+    ),
+    (
+        planted(
+            "width-of-the-fused-commit",
+            _COMMIT,
+            "DRAFT_WIDTH=num_draft_tokens,",
+            "DRAFT_WIDTH=num_draft_tokens - (1 if bs > 1 and num_draft_tokens else 0),",
+        ),
+        ("draft.hidden_in", "draft.proposal"),
+    ),
+    (
+        planted(
+            "positions-that-a-fused-step-moves",
+            _WORKER,
+            "logits_output.next_token_logits,\n                        forward_batch.positions,",
+            "logits_output.next_token_logits,\nforward_batch.positions.clone(),",
+        ),
+        ("engine.crash", "draft.positions"),
+    ),
+    (
+        planted(
+            "prepared-positions",
+            "sglang.srt.speculative.eagle_worker_common.prepare_for_draft",
+            "positions=prepared_positions,\n                mrope=",
+            "positions=None,\nmrope=",
+        ),
+        ("engine.crash", "draft.positions"),
+    ),
+)
+
+
+def in_production(case: Case, **settings: Any) -> Case:
+    assert {*settings} <= {*SGLangSettings.__struct_fields__}
+    return with_settings(case, **(PRODUCTION | settings))
+
+
+def found_rules(host: Host, patch: Patch, model: str, topk: int) -> list[str]:
+    """The rules that batches show with a patch: one that is padded, one that no graph holds, one of a graph's size."""
+    found: list[str] = []
+    for size in (3, 5, 2):
+        trial = Trials(host, RunSpec(patches=(patch,))).look_alone(in_production(batch_of(size, model, topk)))
+        found += [trial.verdict.rule] if trial.verdict.rule else []
+        if found:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("patch", "rules"), spread(FAULTS, lambda row: row[0].edits[0].target), ids=lambda value: getattr(value, "name", "")
+)
+def test_a_fault_of_graph_code_is_named(host: Host, patch: Patch, rules: tuple[str, ...]) -> None:
+    found = found_rules(host, patch, "llama-tiny", 1)
+    assert found
+    assert found[0] in rules
+
+
+CATALOGUE = [("llama-tiny", topk, patch) for topk in (1, 3) for patch in SINGLE_HEAD]
+CATALOGUE += [("llama-mtp-chain", 1, patch) for patch in (STATES_OF_NO_RUN, *LAYERS)]
+
+
+@pytest.mark.parametrize(
+    ("model", "topk", "patch"), spread(CATALOGUE, lambda row: row[:2]), ids=lambda value: getattr(value, "name", str(value))
+)
+def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(host: Host, model: str, topk: int, patch: Patch) -> None:
+    assert found_rules(host, patch, model, topk)
+
+
+MODELS = ("llama-tiny", *long("llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_numbers_are_those_of_a_run_without_graphs(host: Host, tmp_path: Path, model: str) -> None:
+    case = batch_of(3, model)
+    case = with_settings(replace(case, num_steps=min(case.num_steps, 2)), cuda_branches=True)
+    traces = []
+    for name, graphs in (("without", ()), ("with", (1, 2, 3))):  # of its own size: sums of as many rows
+        (tmp_path / name).mkdir()
+        own = with_settings(case, graphs=graphs)
+        traces.append(host.engine(own).run(own, tmp_path / name))
+    without, with_graphs = traces
+    assert judge(with_graphs).unseen == {}
+    assert with_graphs.header.records == without.header.records
+    names = [(number, name) for number, record in enumerate(without.header.records) for name in record.tensors]
+    assert all(torch.equal(with_graphs.tensor(*one), without.tensor(*one)) for one in names)
+
+
+def test_what_a_capture_cannot_do_ends_each_case_with_its_line(host: Host) -> None:
+    patch = planted("waits", _WORKER, "needs_draft_probs = (", "int(topk_index.sum())\nneeds_draft_probs = (")
+    trial = Trials(host, RunSpec(patches=(patch,))).look_alone(in_production(batch_of(2, "llama-tiny")))
+    ending = trial.header.ending
+    assert (trial.verdict.rule, ending.where) == ("engine.crash", "capture of CUDA graphs")
+    assert "Tensor.__int__ (it waits for the device)" in ending.detail
+    assert "draft_forward" in str(ending.origin)
