@@ -103,7 +103,7 @@ class _IsCuda:
 
 def take_cuda_branches(shims: list[str]) -> None:
     """Before a scheduler is built."""
-    torch.Tensor.is_cuda = _IsCuda()  # type: ignore[misc,assignment]
+    torch.Tensor.is_cuda = _IsCuda()  # type: ignore[assignment]
     for name in FLAGS:
         importlib.import_module(name)._is_cuda = True  # type: ignore[attr-defined]
     shims.append(f"Tensor.is_cuda is true in {', '.join(sorted(TENSORS))}")

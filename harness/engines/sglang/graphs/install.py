@@ -76,9 +76,9 @@ def import_dispatch() -> None:
 def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
     """Before a scheduler that captures is built. Raises NotDriven for a release, or a tree, that has other gates."""
     changes.watch_graphs(tape.Tape)
-    torch.cuda.CUDAGraph = tape.Tape  # type: ignore[misc,assignment]
+    torch.cuda.CUDAGraph = tape.Tape  # type: ignore[assignment,misc]
     for module in (torch.cpu, torch.cuda):
-        module.graph = tape.graph  # type: ignore[attr-defined,misc]
+        module.graph = tape.graph  # type: ignore[attr-defined]
         module.graph_pool_handle = lambda: (0, 1)  # type: ignore[attr-defined]
         module.is_current_stream_capturing = tape.capturing  # type: ignore[attr-defined]
     _copy_between_host_and_device(shims)

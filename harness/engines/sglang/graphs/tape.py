@@ -70,7 +70,7 @@ class Tape:
             raise CaptureError("the capture of another graph", "one stream captures one graph at a time")
         self._modes = _Refusals(), _Recorder(self)
         for mode in self._modes:
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # address -> the memory, and a copy from before it was written
         self._own: set[int] = set()  # addresses of memory that this capture made
         Tape.now = self
@@ -78,7 +78,7 @@ class Tape:
     def capture_end(self) -> None:
         Tape.now = None
         for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         with torch.inference_mode(), recording_off():
             for memory, before in self._before.values():
                 memory.copy_(before)
@@ -235,14 +235,14 @@ def _is_host(tensor: Tensor, frame: Any) -> bool:
     return any(name.endswith("_cpu") for name in named)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No: it would import torch's compiler, which takes two seconds."""
         return False
 
     def __init__(self, tape: Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tape = tape
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -328,6 +328,5 @@ def _caller() -> tuple[str, int, str]:
 def _raise_at(where: tuple[str, int, str], error: Exception) -> None:
     """Raise it again from a frame of the line of SGLang's that recorded the node, which is where it belongs."""
     file, line, name = where
-    code = compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=name, co_qualname=name)
-    error.add_note("in the replay of a CUDA graph")
+    code = compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=name)
     exec(code, {"error": error.with_traceback(None)})

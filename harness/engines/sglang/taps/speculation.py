@@ -94,7 +94,7 @@ def speculation(scheduler: Any) -> Speculation:
         adaptive=adaptive.controller(scheduler) is not None,
         memory=not frozen,
         roots=frozen or (not states and len(planned) >= steps),
-        tapes=torch.cuda.CUDAGraph is Tape,
+        tapes=issubclass(torch.cuda.CUDAGraph, Tape),
     )
 
 
