@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,22 @@ def is_ours(error: BaseException) -> bool:
     return False
 
 
+# Whether eagletwin's own code runs, in the midst of SGLang's: what it reads is no access of SGLang's (graphs/streams.py).
+
+in_own_code = False
+
+
+@contextlib.contextmanager
+def own_code(inside: bool = True) -> Iterator[None]:
+    """While eagletwin's code runs; inside: False: while SGLang's does again."""
+    global in_own_code
+    before, in_own_code = in_own_code, inside
+    try:
+        yield
+    finally:
+        in_own_code = before
+
+
 # What eagletwin does not drive, whatever SGLang would do with it. Raised while a scheduler is built; reported as eagletwin's
 # limit.
 
@@ -120,11 +135,15 @@ class Wraps:
 
     def _set(self, owner: Any, name: str, around: Around) -> Any:
         original = getattr(owner, name)
-        call = partial(hand_on, original)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with own_code(inside=False):
+                return hand_on(original, *args, **kwargs)
 
         def stand(*args: Any, **kwargs: Any) -> Any:
             try:
-                return around(call, *args, **kwargs)
+                with own_code():
+                    return around(call, *args, **kwargs)
             except TypeError as error:
                 if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # `around` does not take them
                     hand_on(inspect.signature(original).bind, *args, **kwargs)  # raises if `original` does not either

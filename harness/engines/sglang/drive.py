@@ -305,7 +305,7 @@ class Drive:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.
 
         fresh: as if nothing had run on this scheduler. Whatever ran has drained and flushed it."""
-        with contextlib.ExitStack() as until_it_ends:
+        with blame.own_code(), contextlib.ExitStack() as until_it_ends:
             self._stand_in(until_it_ends)
             self._run(fresh)
 
@@ -318,13 +318,13 @@ class Drive:
 
         # these sockets have no listener; both senders are of one class
         sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
-        put(type(sender), "send_output", lambda _self, payload, *args, **kwargs: self._fates.sent(payload))
+        put(type(sender), "send_output", lambda _self, payload, *args, **kwargs: blame.own_code()(self._fates.sent)(payload))
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         receiver = type(getattr(self._scheduler, "request_receiver", self._scheduler))
         if self._stages > 1:
             put(receiver, workers.RECEIVE_OF_RANKS, self._receives_in_stages(receiver))
         elif self._ranks == 1:
-            put(receiver, "recv_requests", lambda _self, *args, **kwargs: self._receive())
+            put(receiver, "recv_requests", lambda _self, *args, **kwargs: blame.own_code()(self._receive)())
         else:
             put(receiver, workers.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
         if self._scheduler.tokenizer is None and any(request.min_new_tokens for request in self.case.requests):
@@ -350,7 +350,7 @@ class Drive:
             self._pauses.start()
         try:
             with self._taps, contextlib.suppress(_Done):
-                workers.event_loop(self._scheduler)()
+                blame.own_code(inside=False)(workers.event_loop(self._scheduler))()
         finally:
             self._in_step.undo()
             if self._pauses is not None:

@@ -21,6 +21,7 @@ from eagletwin.harness.engines.protocol import Build, Serve
 from . import changes
 from .blame import hand_on
 from .compat import kernel_modules
+from .graphs import streams
 from .taps.pools import buffers
 from .taps.speculation import draft_runners
 
@@ -126,6 +127,7 @@ _RULES: tuple[tuple[type[triton_cpu.KernelViolation], str], ...] = (
     (triton_cpu.PoisonLeak, "kernel.undefined"),
     (triton_cpu.OrderDependence, "kernel.order"),
     (triton_cpu.ShadowMismatch, "kernel.shadow"),
+    (streams.Race, "race.order"),
 )
 
 
@@ -176,6 +178,8 @@ def start(build: Build | Serve, scheduler: Any) -> None:
                 pools.register(f"{name} {part} of layer {number}", rows)
     kernel_modules.register_in(pools)
     triton_cpu.install(CHECKS[build.kernels], pools)
+    if isinstance(build, Build) and build.configuration.engine.sglang.cuda_branches:
+        streams.watch_launches()
 
 
 def clear() -> None:
@@ -186,7 +190,7 @@ def clear() -> None:
 
 def find_violation(where: str) -> Ending | None:
     """How the case ended if a kernel did what it must not, even if SGLang swallowed the exception."""
-    faults = (*triton_cpu.faults(), *found)
+    faults = (*triton_cpu.faults(), *found, *streams.races)
     if not faults:
         return None
     rule = next(rule for kind, rule in _RULES if isinstance(faults[0], kind))

@@ -95,6 +95,11 @@ def shadow() -> None:
     """The fast runtime stores what Triton's interpreter stores."""
 
 
+@rule("race.order", "5", weights="no")
+def streams() -> None:
+    """What a stream uses, and another one wrote, it waits for; what batches share is written after all have read it."""
+
+
 @rule("engine.crash", "4", weights="no")
 def crash() -> None:
     """The worker survives every valid case."""

@@ -19,17 +19,25 @@ _HOMES = ("sglang.kernels.ops.lora.dense", "sglang.kernels.ops.gemm", "sglang.sr
 
 def run_adapters_on_cpu(shims: list[str]) -> None:
     """Let torch make and keep tensors unpinned that are to be pinned, and the CPU have a name."""
-    import torch
-
-    for name in _FACTORIES:
-        setattr(torch, name, _without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    shims.append(f"{', '.join(f'torch.{name}' for name in _FACTORIES)}, Tensor.pin_memory: no pinned memory")
+    leave_unpinned(shims)
     for home in _HOMES:
         with contextlib.suppress(ModuleNotFoundError):
             tuning: Any = importlib.import_module(f"{home}.lora_tuning_config")
             tuning.get_device_name = lambda: "cpu"  # there is no file of block sizes for it, as for most GPUs
             shims.append("lora_tuning_config.get_device_name: cpu")
+
+
+def leave_unpinned(shims: list[str]) -> None:
+    """Once in a process: a CPU has no memory to pin."""
+    import torch
+
+    shim = f"{', '.join(f'torch.{name}' for name in _FACTORIES)}, Tensor.pin_memory: no pinned memory"
+    if shim in shims:
+        return
+    for name in _FACTORIES:
+        setattr(torch, name, _without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    shims.append(shim)
 
 
 def _without_pinning(original: Any) -> Any:

@@ -5,10 +5,14 @@ place where speculative, scheduling, caching and capturing code asks for the dev
 """
 
 import importlib
+import os
 import sys
 from typing import Any
 
 import torch
+
+from ..compat import attention
+from . import streams
 
 _SPECULATIVE = "sglang.srt.speculative"
 TENSORS = frozenset(
@@ -19,7 +23,7 @@ TENSORS = frozenset(
         "sglang.srt.model_executor.cuda_graph_buffer_registry",
     )
 )
-FLAGS = (f"{_SPECULATIVE}.eagle_worker_v2",)
+FLAGS = (f"{_SPECULATIVE}.eagle_worker_v2", "sglang.srt.managers.overlap_utils")
 
 _CAPTURE = "open: graphs/install.py, where a case has graphs"
 _FLAG = "open: the module's flag"
@@ -48,11 +52,11 @@ GATES: dict[tuple[str, str], str] = {
     ("speculative/spec_utils.py", "GrammarTree.from_device"): _MEMORY,
     ("speculative/spec_utils.py", "_verify_commit_step_indices"): _TENSOR,
     ("managers/scheduler.py", "Scheduler.init_model_worker"): "closed: a word of a log",
-    ("managers/scheduler.py", "Scheduler.run_event_loop"): "closed: eagletwin steps the scheduler itself",
-    ("managers/overlap_utils.py", ""): _IMPORT,
+    ("managers/scheduler.py", "Scheduler.run_event_loop"): "open: SGLANG_ENABLE_WAR_BARRIER; its streams are distinct anyway",
+    ("managers/overlap_utils.py", ""): _FLAG,
     ("managers/overlap_utils.py", "resolve_forward_inputs"): _MEMORY,
     ("managers/overlap_utils.py", "ConfidenceRelay._lazy_init"): "closed: DSpark, another algorithm",
-    ("managers/overlap_utils.py", "FutureMap.__init__"): _MEMORY,
+    ("managers/overlap_utils.py", "FutureMap.__init__"): f"{_FLAG}; no memory is pinned",
     ("managers/overlap_utils.py", "FutureMap._resolve_spec_extras"): _MEMORY,
     ("managers/schedule_batch.py", "ScheduleBatch.prepare_for_extend"): _OTHERS,
     ("mem_cache/allocation.py", ""): _IMPORT,
@@ -106,5 +110,8 @@ def take_cuda_branches(shims: list[str]) -> None:
     torch.Tensor.is_cuda = _IsCuda()  # type: ignore[assignment]
     for name in FLAGS:
         importlib.import_module(name)._is_cuda = True  # type: ignore[attr-defined]
+    attention.leave_unpinned(shims)
+    streams.install(shims)
+    os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
     shims.append(f"Tensor.is_cuda is true in {', '.join(sorted(TENSORS))}")
     shims.append(f"_is_cuda is true in {', '.join(FLAGS)}")

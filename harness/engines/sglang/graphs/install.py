@@ -15,6 +15,7 @@ from eagletwin.harness.core.run_spec import Mode
 from .. import changes, patches
 from ..blame import NotDriven, hand_on
 from . import probes, tape
+from .streams import stored_to
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph"
@@ -161,7 +162,7 @@ def _launches_on_tapes() -> Iterator[None]:
             grid = grid(named.arguments)
         if not tape.capturing():
             return run(self, *tape.widened(args), grid=grid, warmup=False, **tape.widened(kwargs))
-        return tape.launch(run, self, grid, args, kwargs)
+        return tape.launch(run, self, grid, args, kwargs, stored_to(self, args, kwargs))
 
     with patch.object(InterpretedFunction, "run", run_or_record):
         yield

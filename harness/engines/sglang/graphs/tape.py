@@ -18,10 +18,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import triton
@@ -31,12 +31,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..blame import hand_on
 
-_WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 _BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
 _NOWHERE = ("", 0, "")
+
+
+class Watcher(Protocol):
+    def note(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None: ...
+
+
+watcher: Watcher | None = None  # sees which memory each replay reads and writes
+replaying = False
 
 
 class CaptureError(RuntimeError):
@@ -48,11 +56,14 @@ class CaptureError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """run: in a replay, on the memory of the capture. made: tensors that it gives; where: in SGLang's code, for an error."""
+    """run: in a replay, on the memory of the capture. made: tensors that it gives; given, written: what it reads and writes
+    beside these; where: in SGLang's code, for an error."""
 
     run: Callable[[], None]
     made: tuple[Tensor, ...] = ()
     where: tuple[str, int, str] = _NOWHERE
+    given: tuple[Tensor, ...] = ()
+    written: tuple[Tensor, ...] = ()
 
 
 class Tape:
@@ -87,13 +98,13 @@ class Tape:
         Tape.pool_order.append(self)
         self._ended = True
 
-    def add(self, run: Callable[[], None], made: tuple[Tensor, ...] = ()) -> None:
-        self.nodes.append(Node(run, made, _caller()))
+    def add(self, run: Callable[[], None], made: Sequence[Tensor], given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        self.nodes.append(Node(run, tuple(made), _caller(), tuple(given), tuple(written)))
         self._own.update(tensor.untyped_storage().data_ptr() for tensor in made)
 
     def keep(self, tree: Any) -> None:
         """What lies in the memory of these tensors is about to be written: it is put back at the end."""
-        for tensor in _tensors(tree):
+        for tensor in tensors(tree):
             storage = tensor.untyped_storage()
             place = storage.data_ptr()
             if place and place not in self._before and place not in self._own:
@@ -105,6 +116,12 @@ class Tape:
             raise CaptureError("the replay of a graph", "graphs are launched on another stream")
         if not self._ended:
             raise RuntimeError("replay() of a CUDA graph that was not captured")
+        if watcher is not None:
+            watcher.note(
+                [one for node in self.nodes for one in node.given], [one for node in self.nodes for one in node.written]
+            )
+        global replaying
+        replaying = True
         with torch.inference_mode(), recording_off():
             for later in Tape.pool_order[Tape.pool_order.index(self) + 1 :]:
                 later._forget()
@@ -115,7 +132,7 @@ class Tape:
                     if node.where == _NOWHERE:  # a probe
                         raise
                     _raise_at(node.where, error)
-        self._holds = True
+        replaying, self._holds = False, True
 
     def _forget(self) -> None:
         """Another graph may have written over what this one gave."""
@@ -183,23 +200,24 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
             Tape.now.keep((args, kwargs))
             frozen, named = _frozen((args, kwargs))
             result = hand_on(function, *args, **kwargs)
-            given = {id(tensor) for tensor in _tensors((args, kwargs))}
-            made = tuple(tensor.detach() for tensor in _tensors(result) if id(tensor) not in given)
-            Tape.now.add(functools.partial(_make, function, frozen, named, made), made)
+            given = {id(tensor) for tensor in tensors((args, kwargs))}
+            made = tuple(tensor.detach() for tensor in tensors(result) if id(tensor) not in given)
+            reads = tensors((frozen, named))
+            Tape.now.add(functools.partial(_make, function, frozen, named, made), made, reads, reads)
         return result
 
     return call
 
 
-def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any) -> Any:
+def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor] = ()) -> Any:
     """A launch of a Triton kernel on a grid of numbers, while a graph is captured. A replay runs it by whatever runs kernels
-    then."""
+    then. written: what it stores to."""
     assert Tape.now is not None
     with recording_off():
         frozen, named = widened(_frozen((args, kwargs)))
         Tape.now.keep((frozen, named))
         result = hand_on(run, kernel, *frozen, grid=grid, warmup=False, **named)
-    Tape.now.add(lambda: hand_on(kernel.run, *frozen, grid=grid, warmup=False, **named))
+    Tape.now.add(lambda: hand_on(kernel.run, *frozen, grid=grid, warmup=False, **named), (), tensors((frozen, named)), written)
     return result
 
 
@@ -221,7 +239,7 @@ class _Refusals(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in _WAITS and args and isinstance(args[0], Tensor) and not _is_host(args[0], sys._getframe(1)):
+        if name in WAITS and args and isinstance(args[0], Tensor) and not _is_host(args[0], sys._getframe(1)):
             raise CaptureError(f"Tensor.{name}")
         return hand_on(function, *args, **(kwargs or {}))
 
@@ -248,32 +266,42 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, function._schema.name.removeprefix("aten::")
         _refuse(function, name, args)
-        writes = any(one.alias_info is not None and one.alias_info.is_write for one in function._schema.arguments)
+        writes = writes_to(function, args, kwargs)
         if writes:
             with recording_off():
                 self._tape.keep((args, kwargs))
         result = hand_on(function, *args, **kwargs)
-        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        outputs = _tensors(result)
+        given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
+        outputs = tensors(result)
         fresh = [tensor.untyped_storage().data_ptr() not in given for tensor in outputs]
         if not writes and not any(fresh):
             return result  # a view
         with recording_off():
             frozen, named = _frozen((args, kwargs))
             made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
+        run = functools.partial(_make, function, frozen, named, made)
         if writes:
-            self._tape.add(functools.partial(hand_on, function, *frozen, **named), made)
+            run = functools.partial(hand_on, function, *frozen, **named)
         elif name in _EMPTY:
-            self._tape.add(functools.partial(poison, made), made)
-        else:
-            self._tape.add(functools.partial(_make, function, frozen, named, made), made)
+            run = functools.partial(poison, made)
+        self._tape.add(run, made, tensors((frozen, named)), writes)
         return result
+
+
+def writes_to(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes in place."""
+    schema = function._schema.arguments
+    marked = [one.alias_info is not None and one.alias_info.is_write for one in schema]
+    if not any(marked):
+        return []
+    values = [args[n] if n < len(args) else kwargs.get(one.name) for n, one in enumerate(schema)]
+    return tensors([value for value, written in zip(values, marked, strict=True) if written])
 
 
 def _make(function: Any, args: Any, kwargs: Any, made: tuple[Tensor, ...]) -> None:
     """Run it again, and copy what it gives into what it gave while it was captured."""
     result = hand_on(function, *args, **kwargs)
-    for tensor, value in zip(made, _tensors(result)[: len(made)], strict=True):
+    for tensor, value in zip(made, tensors(result)[: len(made)], strict=True):
         tensor.copy_(value)
 
 
@@ -295,7 +323,7 @@ def _refuse(function: Any, name: str, args: Any) -> None:
         raise CaptureError(name, "a tape does not follow memory that a tensor exchanges")
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors(tree: Any) -> list[Tensor]:
     """All tensors of nested lists, tuples and dicts."""
     found: list[Tensor] = []
     _map(found.append, tree)

@@ -27,6 +27,7 @@ from eagletwin.harness.families.weights import model_pair
 
 from .. import blame, changes, drive, kernels, own_loader, patches
 from ..blame import NotDriven
+from ..graphs import streams
 from ..stand_ins import stubs
 from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
 
@@ -107,7 +108,7 @@ class _Run:
         )
         driven.send(self._message.sends)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), streams.watch(self._scheduler):
                 driven.run(self._message.fresh and self._info.device == "cuda")
             ending = Ending(kind="finished")
         except drive.Stopped as stop:

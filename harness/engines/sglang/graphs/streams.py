@@ -1,0 +1,281 @@
+"""Streams without a clock: an access that no wait orders after what another stream wrote is a race, whenever it runs.
+
+SGLang's overlap scheduler prepares batches on one stream, runs them on another, and takes results to the host on a third. On a
+CPU all of them run in the order of the program. So each stream, event and the host has a vector clock here: how far of each
+stream it knows that it is done. A read must know of the write before it; a write to a buffer that batches share must know of
+the reads before it, too. What a graph's own results are read by is left out: SGLang relies on a copy that begins at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagletwin.harness.engines import triton_cpu
+
+from .. import blame
+from ..blame import hand_on
+from . import tape
+
+Clock = dict[int, int]  # stream -> how many of its operations are done
+
+
+class Race(triton_cpu.KernelViolation):
+    """An access that no wait orders after one of another stream."""
+
+
+races: list[Race] = []  # of this case
+
+
+def _learn(clock: Clock, other: Clock) -> None:
+    for stream, done in other.items():
+        clock[stream] = max(clock.get(stream, 0), done)
+
+
+class Stream:
+    """Stands in for a stream of the device."""
+
+    names: dict[int, str] = {}  # noqa: RUF012
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.number = len(Stream.names)
+        Stream.names[self.number] = f"stream {self.number}"
+        self.knows: Clock = {self.number: 0}
+
+    def wait_stream(self, other: Stream) -> None:
+        _learn(self.knows, other.knows)
+
+    def wait_event(self, event: Event) -> None:
+        _learn(self.knows, event.knows)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        _learn(_host, self.knows)
+
+    def query(self) -> bool:
+        return True
+
+
+class Event:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.knows: Clock = {}
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.knows = dict((stream or current_stream()).knows)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        _learn((stream or current_stream()).knows, self.knows)
+
+    def synchronize(self) -> None:
+        _learn(_host, self.knows)
+
+    def query(self) -> bool:
+        return True
+
+
+class StreamContext:
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            _entered.append(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            _entered.pop()
+
+
+_host: Clock = {}
+_entered: list[Stream] = [Stream()]
+
+
+def current_stream(_device: Any = None) -> Stream:
+    return _entered[-1]
+
+
+def install(shims: list[str]) -> None:
+    """Before a scheduler is built."""
+    for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext), ("stream", StreamContext)):
+        setattr(torch.cpu, name, value)
+    torch.cpu.current_stream = current_stream  # type: ignore[assignment]
+    shims.append("torch.cpu.Stream, Event, StreamContext, stream, current_stream: they note what waits for what")
+
+
+class _State:
+    __slots__ = ("pinned", "reads", "written")
+
+    def __init__(self, written: tuple[int, int] | None = None) -> None:
+        self.written = written  # (stream, its operation)
+        self.reads: Clock = {}
+        self.pinned = False  # on the host, where nothing waits for the device by itself
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The accesses of one case. shared: the names of buffers that batches share, by address."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, shared: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shared = shared
+        self._states: dict[int, _State] = {}
+        self._alive: list[Any] = []  # memory that is not given to another tensor meanwhile
+        self._host = _HostReads(self)
+
+    def __enter__(self) -> Watch:
+        tape.watcher = self
+        self._host.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._host.__exit__(*error)  # type: ignore[no-untyped-call]
+        tape.watcher = None
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = hand_on(function, *args, **kwargs)
+        if blame.in_own_code or tape.capturing():
+            return result
+        given = tape.tensors((args, kwargs))
+        now = self.note(given, tape.writes_to(function, args, kwargs))
+        known = {tensor.untyped_storage().data_ptr() for tensor in given}
+        for tensor in tape.tensors(result):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                self._alive.append(storage)
+                self._states[storage.data_ptr()] = state = _State((current_stream().number, now))
+                state.pinned = function is torch.ops.aten.clone.default and _is_copied_to_host()
+        return result
+
+    def note(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> int:
+        """An operation of the current stream; returns its number. Raises Race for an access that nothing orders."""
+        stream = current_stream()
+        _learn(stream.knows, _host)
+        stream.knows[stream.number] = now = stream.knows[stream.number] + 1
+        inputs = {tensor.untyped_storage().data_ptr(): tensor for tensor in given}
+        changed = {tensor.untyped_storage().data_ptr() for tensor in written}
+        for place, tensor in inputs.items():
+            state = self._states.setdefault(place, _State())
+            self._check(stream.knows, stream.number, state.written, tensor)
+            for other, done in state.reads.items() if place in changed and place in self._shared else ():
+                self._check(stream.knows, stream.number, (other, done), tensor)
+            state.reads[stream.number] = now
+            if place in changed:
+                state.written, state.reads = (stream.number, now), {}
+        return now
+
+    def host_reads(self, tensor: Tensor) -> None:
+        """As `.tolist()` does: of the device's memory it waits for the current stream, of its own for nothing."""
+        state = self._states.get(tensor.untyped_storage().data_ptr())
+        if state is None or not state.pinned:
+            _learn(_host, current_stream().knows)
+        else:
+            self._check(_host, -1, state.written, tensor)
+
+    def _check(self, knows: Clock, own: int, before: tuple[int, int] | None, tensor: Tensor) -> None:
+        if before is None or before[0] == own or knows.get(before[0], 0) >= before[1]:
+            return
+        place = tensor.untyped_storage().data_ptr()
+        name = self._shared.get(place, f"a {str(tensor.dtype)[6:]} tensor of shape {tuple(tensor.shape)}")
+        who = "the host" if own < 0 else f"the {Stream.names[own]} stream"
+        detail = f"{who} uses {name}, and does not wait for the {Stream.names[before[0]]} stream, which used it before"
+        race = Race(detail, kernel=f"{who} after the {Stream.names[before[0]]} stream")
+        races.append(race)
+        raise race
+
+
+class _HostReads(TorchFunctionMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in tape.WAITS and not blame.in_own_code and not tape.capturing():
+            self._watch.host_reads(args[0])
+        return hand_on(function, *args, **(kwargs or {}))
+
+
+def _is_copied_to_host() -> bool:
+    """Whether SGLang's async_d2h is among the callers."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "async_d2h":
+        frame = frame.f_back
+    return frame is not None
+
+
+def watch(scheduler: Any) -> contextlib.AbstractContextManager[Any]:
+    """While a case runs: with overlap, the accesses of its streams."""
+    if not isinstance(getattr(scheduler, "forward_stream", None), Stream) or not scheduler.enable_overlap:
+        return contextlib.nullcontext()
+    for word in ("schedule", "forward", "copy"):
+        Stream.names[getattr(scheduler, f"{word}_stream").number] = word
+    races.clear()
+    named = {f"the relay's {name}": value for name, value in vars(scheduler.future_map).items()}
+    named["req_to_token"] = scheduler.req_to_token_pool.req_to_token
+    shared = {one.untyped_storage().data_ptr(): name for name, one in named.items() if isinstance(one, Tensor)}
+    return Watch(shared)
+
+
+def watch_launches() -> None:
+    """Launches of Triton kernels are operations of the current stream, too. Once the fast runtime is installed."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run = InterpretedFunction.run
+
+    def run_and_note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if tape.watcher is not None and not blame.in_own_code and not warmup and not tape.replaying:
+            tape.watcher.note(tape.tensors((args, kwargs)), stored_to(self, args, kwargs))
+        return hand_on(run, self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    InterpretedFunction.run = run_and_note
+
+
+def stored_to(kernel: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a kernel stores to, by the names in its source."""
+    given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    return tape.tensors([given[name] for name in _stored_names(kernel.fn) if name in given])
+
+
+@cache
+def _stored_names(function: Any) -> frozenset[str]:
+    """The parameters of a kernel that go into a pointer of a store, or to a function that it calls."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    stored, made_of = set[str](), list[tuple[set[str], set[str]]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made_of.append(({name for target in targets for name in _names(target)}, _names(node.value)))
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name == "store" or name.startswith("atomic"):
+                stored |= _names(node.args[0])
+    for _ in made_of:
+        stored |= {name for targets, names in made_of if targets & stored for name in names}
+    return frozenset(stored)
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Names in an expression, but for those that it loads by."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set[str]()
+    return own.union(*map(_names, ast.iter_child_nodes(node)))
