@@ -19,7 +19,7 @@ from eagletwin.harness.engines.sglang.graphs import gates, tape
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.gpu.faults import LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, batch_of
+from ..lab.gpu.faults import HIDDEN, LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, WAITS, batch_of
 from ..rows import long, spread
 
 PRODUCTION: dict[str, Any] = {"graphs": (1, 2, 4), "overlap": True, "cuda_branches": True}
@@ -115,7 +115,7 @@ def test_a_kernel_is_launched_with_the_grid_and_the_buffers_of_the_capture() -> 
     assert launched[-1] == ((2,), [[10, 11, 12, 13, 14, 15], 7]), "a slice reaches to the end of its buffer"
 
 
-WAITS: dict[str, Callable[[Tensor], Any]] = {
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda one: one.sum().item(),
     "tolist": lambda one: one.tolist(),
     "bool": lambda one: 1 if one[0] else 0,
@@ -131,10 +131,10 @@ WAITS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cuda_refuses_is_refused(name: str) -> None:
     with pytest.raises(tape.CaptureError, match="not permitted when stream is capturing"):
-        captured(lambda: WAITS[name](torch.arange(3.0)))
+        captured(lambda: REFUSED[name](torch.arange(3.0)))
     assert not tape.capturing()
 
 
@@ -362,3 +362,20 @@ def test_what_a_capture_cannot_do_ends_each_case_with_its_line(host: Host) -> No
     assert (trial.verdict.rule, ending.where) == ("engine.crash", "capture of CUDA graphs")
     assert "Tensor.__int__ (it waits for the device)" in ending.detail
     assert "draft_forward" in str(ending.origin)
+
+
+@pytest.mark.parametrize("patch", [*WAITS[:2], *long(*WAITS[2:])], ids=lambda patch: patch.name)
+@pytest.mark.parametrize("graphs", [(1, 2, 4), *long(((),))])
+def test_a_missing_wait_is_found_without_a_clock(host: Host, patch: Patch, graphs: tuple[int, ...]) -> None:
+    trial = Trials(host, RunSpec(patches=(patch,))).look_alone(in_production(batch_of(3, "llama-tiny"), graphs=graphs))
+    assert (trial.verdict.status, trial.verdict.rule) == ("diverged", "race.order")
+    waits, for_whom = patch.name.split("-for-")
+    first, second = {"process": "the host"}.get(waits, f"the {waits} stream"), {"lengths": "forward"}.get(for_whom, for_whom)
+    assert f"{first} uses " in trial.header.ending.detail
+    assert f"does not wait for the {second} stream" in trial.header.ending.detail
+
+
+@pytest.mark.parametrize("patch", [None, *HIDDEN])
+def test_what_is_ordered_is_no_race(host: Host, patch: Patch | None) -> None:
+    trial = Trials(host, RunSpec(patches=(patch,) if patch else ())).look_alone(in_production(batch_of(3, "llama-tiny")))
+    assert trial.verdict.rule == ""

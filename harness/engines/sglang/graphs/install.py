@@ -41,12 +41,6 @@ GATES = (
         match='"cuda": EAGLEDraftExtendCudaGraphRunner,',
         replacement='"cpu": EAGLEDraftExtendCudaGraphRunner, "cuda": EAGLEDraftExtendCudaGraphRunner,',
     ),
-    # what goes to the host is a copy of what a graph's buffer holds then
-    Edit(
-        target="sglang.srt.utils.common.async_d2h",
-        match='"cpu":\n        return tensor',
-        replacement='"cpu":\n    return tensor.clone()',
-    ),
     # classes of backends that are not installed here
     Edit(target=_DRAFT, match="if _is_cuda or _is_musa:", replacement="if False:"),
     Edit(target=_DRAFT, match="if _is_cuda:", replacement="if False:"),
@@ -62,6 +56,11 @@ FROZEN_GATES = (
         match='self.target_worker.device != "cuda"',
         replacement="False",
     ),
+)
+_TO_HOST = Edit(
+    target="sglang.srt.utils.common.async_d2h",
+    match='"cpu":\n        return tensor',
+    replacement='"cpu":\n    return tensor.clone()',
 )
 _EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
@@ -82,7 +81,6 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
         module.graph = tape.graph  # type: ignore[attr-defined]
         module.graph_pool_handle = lambda: (0, 1)  # type: ignore[attr-defined]
         module.is_current_stream_capturing = tape.capturing  # type: ignore[attr-defined]
-    _copy_between_host_and_device(shims)
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
@@ -103,10 +101,10 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
     shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
 
 
-def _copy_between_host_and_device(shims: list[str]) -> None:
-    """A tensor that goes to the host is a copy of what a graph's buffer holds then, and not that buffer."""
-    if hasattr(torch.Tensor.cpu, "eagletwin"):
-        return
+def copy_between_host_and_device(shims: list[str]) -> None:
+    """A tensor that goes to the host is a copy of what a buffer holds then, and not that buffer. Once in a process."""
+    with contextlib.suppress(patches.PatchFailed):  # older releases copy by Tensor.to
+        patches.rewrite(_TO_HOST)
     cpu, to = torch.Tensor.cpu, torch.Tensor.to
 
     def copied_to_cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -117,7 +115,6 @@ def _copy_between_host_and_device(shims: list[str]) -> None:
         result = hand_on(to, self, *args, **kwargs)
         return result.clone() if result is self and kwargs.get("non_blocking") else result
 
-    copied_to_cpu.eagletwin = True  # type: ignore[attr-defined]
     torch.Tensor.cpu, torch.Tensor.to = copied_to_cpu, copied  # type: ignore[method-assign,assignment]
     shims.append("Tensor.cpu, and Tensor.to with non_blocking: a copy")
 

@@ -209,7 +209,8 @@ class _HostReads(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__name__", "") in tape.WAITS and not blame.in_own_code and not tape.capturing():
+        waits = getattr(function, "__name__", "") in tape.WAITS and not blame.in_own_code and not tape.capturing()
+        if waits and not tape.is_host(args[0], sys._getframe(1)):
             self._watch.host_reads(args[0])
         return hand_on(function, *args, **(kwargs or {}))
 
@@ -244,7 +245,8 @@ def watch_launches() -> None:
     def run_and_note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if tape.watcher is not None and not blame.in_own_code and not warmup and not tape.replaying:
             tape.watcher.note(tape.tensors((args, kwargs)), stored_to(self, args, kwargs))
-        return hand_on(run, self, *args, grid=grid, warmup=warmup, **kwargs)
+        with blame.own_code():
+            return hand_on(run, self, *args, grid=grid, warmup=warmup, **kwargs)
 
     InterpretedFunction.run = run_and_note
 

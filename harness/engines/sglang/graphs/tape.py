@@ -20,6 +20,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -95,6 +96,7 @@ class Tape:
                 memory.copy_(before)
             self._forget()
         self._before.clear()
+        self._accesses = tuple(_by_address([one for node in self.nodes for one in of(node)]) for of in (_given, _written))
         Tape.pool_order.append(self)
         self._ended = True
 
@@ -117,9 +119,7 @@ class Tape:
         if not self._ended:
             raise RuntimeError("replay() of a CUDA graph that was not captured")
         if watcher is not None:
-            watcher.note(
-                [one for node in self.nodes for one in node.given], [one for node in self.nodes for one in node.written]
-            )
+            watcher.note(*self._accesses)
         global replaying
         replaying = True
         with torch.inference_mode(), recording_off():
@@ -160,6 +160,14 @@ class graph:  # noqa: N801  stands in for torch.cuda.graph
 
     def __exit__(self, *error: object) -> None:
         self._tape.capture_end()
+
+
+_given, _written = attrgetter("given"), attrgetter("written")
+
+
+def _by_address(of: Sequence[Tensor]) -> list[Tensor]:
+    """One tensor of each memory."""
+    return [*{tensor.untyped_storage().data_ptr(): tensor for tensor in of}.values()]
 
 
 def capturing() -> bool:
@@ -239,12 +247,12 @@ class _Refusals(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in WAITS and args and isinstance(args[0], Tensor) and not _is_host(args[0], sys._getframe(1)):
+        if name in WAITS and args and isinstance(args[0], Tensor) and not is_host(args[0], sys._getframe(1)):
             raise CaptureError(f"Tensor.{name}")
         return hand_on(function, *args, **(kwargs or {}))
 
 
-def _is_host(tensor: Tensor, frame: Any) -> bool:
+def is_host(tensor: Tensor, frame: Any) -> bool:
     """Whether a tensor is the host's, which nobody waits for: SGLang's name for it ends in _cpu where it is read."""
     values = frame.f_locals
     named = [name for name, value in values.items() if value is tensor]
