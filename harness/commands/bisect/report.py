@@ -134,7 +134,6 @@ def progress_line(looked: Looked) -> str:
 REPORT = "report.txt"
 WIDTH = 112  # columns of a report in a file
 _MOST = 12  # versions of a range that are listed by name
-ABSENT = "Not for a case to choose on this engine, so not asked: CUDA graphs, overlap scheduling."
 
 
 def version_report(
@@ -235,7 +234,7 @@ def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, h
         )
     if reduced.gone:
         lines += ["", *fold(f"Does not need: {', '.join(feature.words for feature in reduced.gone)}.", columns)]
-    lines += ["", *fold(ABSENT, columns), *_circumstances(reduction, columns), *fold(cost, columns)]
+    lines += ["", *_circumstances(reduction, columns), *fold(cost, columns)]
     return "\n".join([*lines, "", f"  smallest: {again}", f"  folder: {folder}"])
 
 
