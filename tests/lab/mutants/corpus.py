@@ -90,7 +90,7 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modul
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
         matcher = KnownBugMatcher(host, DEFAULT_RUN)
         for told in ("", *_FIELDS):
-            asked = SearchConstraints(asks=(told,)) if told else SearchConstraints()
+            asked = SearchConstraints(asks=(told,) if told else (), production=True)
             plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
             looking = BlockRunner(matcher, plan)
             for number in range(asking if told else blocks):
