@@ -362,7 +362,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
         if block is None or not admits(block.probe):
             return None
         each = (one for production in launches for one in _in_production(block, asked, production))
-        return next((one for one in each if admits(one.probe) and asked.wanted(one.probe)), None)
+        return next((one for one in each if asked.wanted(one.probe) and admits(one.probe)), None)
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
