@@ -18,9 +18,9 @@ from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import find_rule
 
-from ..options import DEFAULT_RUNS, Runs, log_progress
+from ..options import log_progress
 from ..result import BisectFacts, emit_result, with_json
-from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
+from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -32,54 +32,31 @@ Command = Callable[..., str]
 _SEARCH = "Search: over releases, unless --git or --features"
 
 CaseName = Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")]
-Since = Annotated[
-    str,
-    typer.Option("--from", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The oldest release to try."),
-]
-Until = Annotated[
-    str,
-    typer.Option("--to", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The newest release to try."),
-]
-Git = Annotated[
-    tuple[str, str, str] | None,
-    typer.Option(
-        "--git",
-        metavar="PATH GOOD BAD",
-        rich_help_panel=_SEARCH,
-        help="Search the commits of this checkout between two, by `git bisect run` on a scratch worktree.",
+OPTIONS = (
+    option(_SEARCH, "since", str, "", "RELEASE", "--from", show_default=False)("The oldest release to try."),
+    option(_SEARCH, "until", str, "", "RELEASE", "--to", show_default=False)("The newest release to try."),
+    option(_SEARCH, "git", tuple[str, str, str] | None, None, "PATH GOOD BAD")(
+        "Search the commits of this checkout between two, by `git bisect run` on a scratch worktree."
     ),
-]
-Features = Annotated[
-    bool,
-    typer.Option(
-        "--features",
-        rich_help_panel=_SEARCH,
-        help="Search for the smallest set of features of the case that the fault needs.",
+    flag(_SEARCH, "features")("Search for the smallest set of features of the case that the fault needs."),
+    option(_SEARCH, "rule", str, "", "RULE", show_default=False)(
+        "The rule that counts as the fault, wherever in the case it breaks: draft.slots, engine.crash, …"
     ),
-]
-RuleName = Annotated[
-    str,
-    typer.Option(
-        "--rule",
-        metavar="RULE",
-        rich_help_panel=_SEARCH,
-        show_default=False,
-        help="The rule that counts as the fault, wherever in the case it breaks: draft.slots, engine.crash, …",
-    ),
-]
+    OUT,
+)
 
 
 @with_json
-@run_options(CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
+@run_options(OPTIONS, CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
 def bisect(
     case: CaseName,
-    since: Since = "",
-    until: Until = "",
-    git: Git = None,
-    features: Features = False,
-    rule: RuleName = "",
-    out: Runs = DEFAULT_RUNS,
     *,
+    since: str,
+    until: str,
+    git: tuple[str, str, str] | None,
+    features: bool,
+    rule: str,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""

@@ -13,9 +13,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..options import DEFAULT_RUNS, OUTPUT, Runs, log_progress
+from ..options import OUTPUT, log_progress
 from ..result import emit_result, wants_json, with_json
-from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, STRICT, run_options
+from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, OUT, STRICT, Names, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -35,90 +35,56 @@ What = Annotated[
         show_default=False,
     ),
 ]
-Ledger = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="none|all|ID",
-        help="Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
-        "SGLangs without live bugs whose code is that of the newest release in both.",
-        show_default=False,
+OPTIONS = (
+    option("", "ledger", Names, None, "none|all|ID", show_default=False)(
+        "Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
+        "SGLangs without live bugs whose code is that of the newest release in both."
     ),
-]
-Minutes = Annotated[
-    float, typer.Option(metavar="MINUTES", min=0.0, help="Limits the generated cases, which come after the ledger. 0: none.")
-]
-Cases = Annotated[int, typer.Option(metavar="N", min=0, help="Limits the generated cases. 0: none.")]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="The same seed draws the same cases.")]
-BaseOption = Annotated[
-    str,
-    typer.Option(
-        "--base",
-        metavar="BASE",
-        rich_help_panel=_ONE,
-        help="What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
-        "the functions that differ ran; if none did, the code is 125. Default: its commit or release.",
-        show_default=False,
+    option("", "minutes", float, MINUTES, "MINUTES", min=0.0)(
+        "Limits the generated cases, which come after the ledger. 0: none."
     ),
-]
-Families = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--family",
-        metavar="MODEL",
-        rich_help_panel=_ONE,
-        help="Generate cases of this model recipe (docs/reference/case.md), in an equal part of the time. Repeatable. Default: "
-        "one search of everything.",
-        show_default=False,
+    option("", "cases", int, MAX_CASES, "N", min=0)("Limits the generated cases. 0: none."),
+    option("", "seed", int, 0, "N", min=0)("The same seed draws the same cases."),
+    option(_ONE, "base", str, "", "BASE", show_default=False)(
+        "What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
+        "the functions that differ ran; if none did, the code is 125. Default: its commit or release."
     ),
-]
-History = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=_ONE, help="Append a line of JSON to this file: what came out, and of what."),
-]
-ShrinkMinutes = Annotated[
-    float,
-    typer.Option(
-        metavar="MINUTES",
-        min=0.0,
-        rich_help_panel=_TWO,
-        help="Limits the shrinking of one example of each way in which HEAD is newly broken.",
+    option(_ONE, "family", Names, None, "MODEL", show_default=False)(
+        "Generate cases of this model recipe (docs/reference/case.md), in an equal part of the time. Repeatable. Default: "
+        "one search of everything."
     ),
-]
-CaseName = Annotated[
-    str,
-    typer.Option(
-        "--case",
-        metavar="CASE",
-        rich_help_panel=_RUNS,
-        help="Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record.",
-        show_default=False,
+    option(_ONE, "history", Path | None, None, "FILE")("Append a line of JSON to this file: what came out, and of what."),
+    option(_TWO, "shrink_minutes", float, SHRINK_MINUTES, "MINUTES", min=0.0)(
+        "Limits the shrinking of one example of each way in which HEAD is newly broken."
     ),
-]
-Lines = Annotated[int, typer.Option(min=1, rich_help_panel=_RUNS, help="How many differences to print.")]
-AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", rich_help_panel=OUTPUT, help="Print a comment for the pull request, in Markdown.")
-]
-Summary = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Append that comment to this file.")]
+    option(_RUNS, "case", str, "", "CASE", show_default=False)(
+        "Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record."
+    ),
+    option(_RUNS, "lines", int, LINES, min=1)("How many differences to print."),
+    flag(OUTPUT, "markdown")("Print a comment for the pull request, in Markdown."),
+    option(OUTPUT, "summary", Path | None, None, "FILE")("Append that comment to this file."),
+    OUT,
+)
 
 
 @with_json
-@run_options(STRICT, HOW, LIMITS)
+@run_options(OPTIONS, STRICT, HOW, LIMITS)
 def compare(
     what: What = None,
-    ledger: Ledger = None,
-    minutes: Minutes = MINUTES,
-    cases: Cases = MAX_CASES,
-    seed: Seed = 0,
-    base: BaseOption = "",
-    family: Families = None,
-    history: History = None,
-    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
-    case: CaseName = "",
-    lines: Lines = LINES,
-    markdown: AsMarkdown = False,
-    summary: Summary = None,
-    out: Runs = DEFAULT_RUNS,
     *,
+    ledger: list[str] | None,
+    minutes: float,
+    cases: int,
+    seed: int,
+    base: str,
+    family: list[str] | None,
+    history: Path | None,
+    shrink_minutes: float,
+    case: str,
+    lines: int,
+    markdown: bool,
+    summary: Path | None,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Compare an SGLang with known bugs or with another SGLang, or compare two runs value by value.

@@ -13,32 +13,9 @@ from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, Alread
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..options import DEFAULT_RUNS, Runs, Verbose, log_progress
+from ..options import log_progress
 from ..result import SearchFacts, emit_result, with_json
-from ..run_options import (
-    CHANGES,
-    HOW,
-    JUDGING,
-    LIMITS,
-    MAX_CASES,
-    MINUTES,
-    SHRINK_MINUTES,
-    SOURCE,
-    STRICT,
-    Address,
-    Explain,
-    Findings,
-    MaxCases,
-    Minutes,
-    Not,
-    Only,
-    Processes,
-    Resume,
-    Seed,
-    Shrink,
-    ShrinkMinutes,
-    run_options,
-)
+from ..run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, SEARCH, SOURCE, STRICT, VERBOSE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
@@ -52,25 +29,8 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
-def fuzz(
-    minutes: Minutes = MINUTES,
-    max_cases: MaxCases = MAX_CASES,
-    seed: Seed = 0,
-    findings: Findings = 1,
-    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
-    processes: Processes = 0,
-    address: Address = "",
-    resume: Resume = None,
-    shrink: Shrink = None,
-    explain: Explain = False,
-    only: Only = None,
-    left_out: Not = None,
-    out: Runs = DEFAULT_RUNS,
-    verbose: Verbose = False,
-    *,
-    spec: RunSpec,
-) -> int:
+@run_options(SEARCH, (OUT, VERBOSE), CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
+def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, verbose: bool, **search_options: Any) -> int:
     """Generate cases until one shows a new bug, then shrink it.
 
     In a changed tree the search goes where the change runs. A divergence that disappears when a known bug's fix is applied
@@ -82,20 +42,8 @@ def fuzz(
     """
     from .options import SearchOptions
 
-    options = SearchOptions(
-        minutes=minutes,
-        max_cases=max_cases,
-        seed=seed,
-        findings=findings,
-        shrink_minutes=shrink_minutes,
-        only=tuple(only or ()),
-        left_out=tuple(left_out or ()),
-        processes=processes,
-        address=address,
-        run=spec,
-        explain=explain,
-        out=out,
-    )
+    search_options |= {name: tuple(search_options[name] or ()) for name in ("only", "left_out")}
+    options = SearchOptions(run=spec, **search_options)
     if resume is not None:
         return search(*load_resumed_search(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.harness.commands.options import log_progress
-from eagletwin.harness.commands.run_options import KERNELS, SOURCE, run_options
+from eagletwin.harness.commands.run_options import KERNELS, SOURCE, flag, option, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 
@@ -18,21 +18,29 @@ if TYPE_CHECKING:
 EXAMPLES, SECONDS = 120, 300.0
 
 
-@run_options(SOURCE, KERNELS)
+OPTIONS = (
+    option("", "listed", bool, False, "", "--list")("List functions and their properties. Imports no SGLang."),
+    flag("", "support")("List which functions this SGLang has, where, and which cannot be called."),
+    option("", "as_json", bool, False, "", "--json")("Print JSON."),
+    option("", "examples", int, EXAMPLES, min=1)("Cases that are drawn for each property."),
+    option("", "seed", int, 0, min=0)("0: the same cases in every run. Another seed draws others."),
+    option("", "timeout", float, SECONDS, min=0.1)("Seconds that one property and its faults may take."),
+)
+
+
+@run_options(OPTIONS, SOURCE, KERNELS)
 def kernels(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]…", help="Functions, by their dotted name or its end, or properties. Default: all."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List functions and their properties. Imports no SGLang.")] = False,
-    support: Annotated[
-        bool, typer.Option("--support", help="List which functions this SGLang has, where, and which cannot be called.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    examples: Annotated[int, typer.Option(min=1, help="Cases that are drawn for each property.")] = EXAMPLES,
-    seed: Annotated[int, typer.Option(min=0, help="0: the same cases in every run. Another seed draws others.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one property and its faults may take.")] = SECONDS,
     *,
+    listed: bool,
+    support: bool,
+    as_json: bool,
+    examples: int,
+    seed: int,
+    timeout: float,
     spec: RunSpec,
 ) -> int:
     """Compare SGLang's small speculative functions with the reference, one at a time; check that planted faults are caught."""

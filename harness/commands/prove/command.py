@@ -17,9 +17,9 @@ from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
 from eagletwin.harness.families.valid import check_model
 
-from ..options import DEFAULT_RUNS, ENGINE, Runs, log_progress
+from ..options import ENGINE, log_progress
 from ..result import ProveFacts, with_json
-from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
+from ..run_options import HOW, LIMITS, OUT, SOURCE, STRICT, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry, Known
@@ -28,30 +28,26 @@ if TYPE_CHECKING:
     from .proof import Proof
 
 
+OPTIONS = (
+    option(ENGINE, "on_releases", bool, False, "", "--releases")(
+        "Use published wheels, unchanged: the last release before each fix, and the first with it."
+    ),
+    option(ENGINE, "model", str, "", "RECIPE")(
+        "Carry the cases over to this model. Other prompts are tried where they do not reach the bug there, and "
+        "other live bugs that would show first are mended."
+    ),
+    OUT,
+)
+
+
 @with_json
-@run_options(STRICT, SOURCE, HOW, LIMITS)
+@run_options(OPTIONS, STRICT, SOURCE, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
-    on_releases: Annotated[
-        bool,
-        typer.Option(
-            "--releases",
-            rich_help_panel=ENGINE,
-            help="Use published wheels, unchanged: the last release before each fix, and the first with it.",
-        ),
-    ] = False,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="RECIPE",
-            rich_help_panel=ENGINE,
-            help="Carry the cases over to this model. Other prompts are tried where they do not reach the bug there, and "
-            "other live bugs that would show first are mended.",
-        ),
-    ] = "",
-    out: Runs = DEFAULT_RUNS,
     *,
+    on_releases: bool,
+    model: str,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Prove fixes of the ledger: without the fix the case diverges, with it the case is equal.
