@@ -149,7 +149,7 @@ def path_comes_to_the_front(batch: Batch) -> None:
     table = torch.zeros(8, SLOTS, dtype=torch.int32)
     for row, (length, slots) in enumerate(zip(batch.lengths, case.slots, strict=True)):
         table[row, length : length + nodes] = torch.tensor(slots, dtype=torch.int32)
-    accepted = [accept_row(path, first * nodes, width) for first, path in enumerate(case.paths)]
+    accepted = [accept_row(path, first * nodes, width) for first, path in enumerate(case.batch.paths)]
     load(SPEC).move_accept_tokens_to_target_kvcache(
         SimpleNamespace(
             seq_lens=torch.tensor(batch.lengths, dtype=torch.int64),
@@ -158,7 +158,7 @@ def path_comes_to_the_front(batch: Batch) -> None:
             out_cache_loc=torch.tensor(case.slots, dtype=torch.int64).flatten(),
         ),
         torch.tensor(accepted, dtype=torch.int32),
-        torch.tensor([len(path) - 1 for path in case.paths], dtype=torch.int32),
+        torch.tensor([len(path) - 1 for path in case.batch.paths], dtype=torch.int32),
         SimpleNamespace(get_kvcache=lambda: pool),
     )
     for old, new in zip(before, pool.rows, strict=True):

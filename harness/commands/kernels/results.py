@@ -6,7 +6,6 @@ a crash, a planted fault that is not caught) or `absent` (this SGLang lacks some
 
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,7 @@ from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.run_spec import CPU, Kernels
-from eagletwin.harness.core.terminal import count
+from eagletwin.harness.core.terminal import count, describe_exit
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import _environment
 
@@ -278,7 +277,7 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
                 return
             data = os.read(pipe, 1 << 16)
             if not data:
-                yield NotImported(f"the process {_describe_exit(child.wait())} while {doing}{_last_words(log)}")
+                yield NotImported(f"the process {describe_exit(child.wait())} while {doing}{_last_words(log)}")
                 return
             rest += data
         line, _, rest = rest.partition(b"\n")
@@ -291,10 +290,6 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
         yield message
         if isinstance(message, Done | NotImported):
             return
-
-
-def _describe_exit(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _last_words(log: Path) -> str:

@@ -65,6 +65,11 @@ def format_value(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
 
 
+def fault(target: str, match: str, replacement: str) -> Edit:
+    """What is planted: an expression of a function of SGLang, and what it becomes."""
+    return Edit(target=target, match=match, replacement=replacement)
+
+
 CASES = 120  # of each property: seconds for the tier, and five times what any planted fault needed
 
 

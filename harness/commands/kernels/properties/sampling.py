@@ -15,14 +15,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.block_verification import follow_block
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k
 from eagletwin.reference.tree import accept_row, retrieve_links
 
 from ..release import SAMPLING, load
-from ..tier import Property, same
+from ..tier import Property, fault, same
 from ..trees import Batch, Tree, batches
 
 UNWRITTEN = -77
@@ -279,10 +278,10 @@ PROPERTIES = (
         chains(),
         chain_is_sampled,
         (
-            Edit(target=KERNEL, match="q_is_prob & (coin * q < p)", replacement="q_is_prob & (coin < p)"),
-            Edit(target=KERNEL, match="target_u = coin_final * norm_sum", replacement="target_u = coin_final"),
-            Edit(target=KERNEL, match="            cum_sum += tl.sum(val)", replacement="            cum_sum += 0.0"),
-            Edit(target=CALLER, match="draft_probs.stride(0)", replacement="target_probs.stride(0)"),
+            fault(KERNEL, "q_is_prob & (coin * q < p)", "q_is_prob & (coin < p)"),
+            fault(KERNEL, "target_u = coin_final * norm_sum", "target_u = coin_final"),
+            fault(KERNEL, "            cum_sum += tl.sum(val)", "            cum_sum += 0.0"),
+            fault(CALLER, "draft_probs.stride(0)", "target_probs.stride(0)"),
         ),
     ),
     Property(
@@ -290,10 +289,10 @@ PROPERTIES = (
         blocks(),
         block_is_verified,
         (
-            Edit(target=KERNEL, match="residual_mass + 1.0 - prefix_prob", replacement="1.0"),
-            Edit(target=KERNEL, match="residual_scale = prefix_prob", replacement="residual_scale = 1.0"),
-            Edit(target=KERNEL, match="norm_sum = residual_mass", replacement="norm_sum = residual_mass * 0.5"),
-            Edit(target=CALLER, match="BLOCK_VERIFICATION=block_verification", replacement="BLOCK_VERIFICATION=False"),
+            fault(KERNEL, "residual_mass + 1.0 - prefix_prob", "1.0"),
+            fault(KERNEL, "residual_scale = prefix_prob", "residual_scale = 1.0"),
+            fault(KERNEL, "norm_sum = residual_mass", "norm_sum = residual_mass * 0.5"),
+            fault(CALLER, "BLOCK_VERIFICATION=block_verification", "BLOCK_VERIFICATION=False"),
         ),
     ),
 )
