@@ -115,7 +115,6 @@ def bisect_releases(run: BisectionFolder, look: Callable[[str], Looked]) -> Vers
         fault = fault_between(versions, looked, rule, anywhere=bool(plan.rule))
     except Unclear as error:
         return outcome_of(versions, looked, None, rule, unclear=str(error))
-    run.state.fault = fault
     if fault is not None:
         for choose in (next_end, next_between):
             while (index := choose(len(versions), marks(versions, looked, fault, rule))) is not None:

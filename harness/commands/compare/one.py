@@ -38,7 +38,7 @@ from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.completeness import shows_instead
 from eagletwin.harness.page.render import markdown_of, text_of
 
-from ..bisect.commits import Worktree, commit_of, git
+from ..bisect.commits import commit_of, git, worktree
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
 from ..fuzz.tally import SUMMARY, FindingFacts, read_summary
@@ -176,8 +176,8 @@ def base_of(base: str, sglang: str) -> Iterator[str]:
         )
     checkout = Path(sglang).resolve()
     repository = Path(git(checkout, "rev-parse", "--show-toplevel"))
-    with Worktree(repository, commit_of(repository, base)) as tree:
-        yield str(tree.path / checkout.relative_to(repository))
+    with worktree(repository, commit_of(repository, base)) as tree:
+        yield str(tree / checkout.relative_to(repository))
 
 
 def _standing_of(trials: Trials, entry: Entry, job: OneJob) -> Standing:
