@@ -262,7 +262,7 @@ def run_page(
         sentence=f"{rule.sentence} (design, {rule.section})" if rule is not None else "",
         why=found.why if found is not None else "",
         reason=verdict.reason or verdict.not_seen,
-        timeline=timeline_of([trace.judged_of(found.rank if found is not None else None)], divergences),
+        timeline=timeline_of(trace.judged_of(found.rank if found is not None else None), divergences),
         trees=trees_of(context) if context is not None else (),
         tree_note=TREE_NOTE,
         tables=tables_of(context, owners) if context is not None else (),

@@ -226,21 +226,6 @@ class Measured:
 UNMEASURED = Measured()
 
 
-def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Block]]]]) -> Coverage:
-    """ran: cases, each with the blocks that it ran, by file."""
-    cases, keys = list[list[Setting]](), dict[str, int]()
-    for number, (case, files) in enumerate(ran):
-        cases.append(settings_of(case))
-        for key in {key_of(file, block.function, block.branch) for file, blocks in files.items() for block in blocks}:
-            keys[key] = keys.get(key, 0) | 1 << number
-    listed = sorted({one for each in cases for one in each} - set(cases[0]).intersection(*cases[1:]), key=str)
-    number_of, blocks = {one: number for number, one in enumerate(listed)}, dict[str, str]()
-    for key in sorted(keys):
-        blocks[f"{keys[key]:x}"] = blocks.get(f"{keys[key]:x}", "") + key
-    rows = [sorted(number_of[one] for one in each if one in number_of) for each in cases]
-    return Coverage(sglang, listed, rows, dict(sorted(blocks.items())))
-
-
 def key_of(file: str, function: str, branch: str) -> str:
     """file: from SGLang's own folder on."""
     return hashlib.sha256("\0".join((file, function, branch)).encode()).hexdigest()[:_KEY]

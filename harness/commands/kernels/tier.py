@@ -15,7 +15,7 @@ from torch import Tensor
 from eagletwin.cases import sample_cases
 from eagletwin.harness.core.patch import Edit
 
-from .runtime import plant_fault, silence_function
+from .runtime import silence_function
 
 # How a property says that SGLang and the reference differ: what, expected and actual.
 #
@@ -97,16 +97,6 @@ class Property:
         """
         test = given(case=self.cases)(_test_function(self))
         config(test if number is None else seed(number)(test))()
-
-    def catches(self, fault: Edit, config: settings, number: int | None = None) -> Any:
-        """A case that fails with this fault planted, and holds without it; AssertionError if no case does. Raises
-        PatchFailed if the fault does not fit this SGLang."""
-        with plant_fault(fault):
-            case = self.failing(config, number)
-        if case is None:
-            raise AssertionError(f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}")
-        self.holds(case)
-        return case
 
     def notices(self, target: str, config: settings, number: int | None = None) -> bool:
         """Whether a case fails, in any way, while this function does nothing."""
