@@ -20,12 +20,11 @@ from ..run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, SEARCH, SOURCE, ST
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
 
-    from .journal import Past, PastFinding
+    from .journal import Past
     from .options import SearchOptions
     from .pool import Actors, Workers
     from .search import Fuzz
-    from .shrinking import Finding
-    from .tally import Summary
+    from .tally import FindingFacts, Summary
 
 
 @with_json
@@ -113,7 +112,7 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
         stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
-        found = list["Finding | PastFinding"]() if past is None else list["Finding | PastFinding"](past.findings)
+        found = [] if past is None else past.findings
         looking = Fuzz(
             Trials(host, options.run), folder, options.plan, log_progress, past=past, journal=journal, measured=measured
         )
@@ -121,7 +120,7 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
 
 
 def _search(
-    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[Finding | PastFinding]", *, verbose: bool
+    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[FindingFacts]", *, verbose: bool
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
     from eagletwin.harness.page.render import text_of
@@ -137,7 +136,7 @@ def _search(
             _share(looking, options, workers, stack)
             more = islice(looking.search(), options.findings - len(found)) if options.findings else looking.search()
             for finding in more:
-                found.append(finding)
+                found.append(finding.facts)
                 show(finding_text(finding, width()))
             if not found:
                 looking.compare_with_base(explain=options.explain)
@@ -243,9 +242,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None",
     gc.freeze()  # what was imported lives as long as the search: to look at it again and again takes 1 % of one
 
 
-def _keep_elsewhere(
-    folder: Path, looking: "Fuzz", found: "list[Finding | PastFinding]", code: int | None, error: OSError
-) -> "Summary":
+def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[FindingFacts]", code: int | None, error: OSError) -> "Summary":
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 

@@ -72,22 +72,13 @@ class SetAside(Struct, frozen=True):
     undecided: bool
 
 
-class PastFinding(Struct, frozen=True):
-    """A finding of an earlier driver. facts: as in summary.json."""
-
-    signature: Signature
-    name: str
-    status: str
-    facts: FindingFacts
-
-
 class Conclusion(Struct, frozen=True, tag=True):
-    """What a case that looked new, for what it showed, came to: the bug that explains it, or a finding."""
+    """What a case that looked new, for what it showed, came to: the bug that explains it, or a finding, as in summary.json."""
 
     case: Case
     signature: Signature
     bug: str = ""
-    finding: PastFinding | None = None
+    finding: FindingFacts | None = None
     asides: tuple[SetAside, ...] = ()
 
 
@@ -115,7 +106,7 @@ class Past:
     size: int = 0
 
     @property
-    def findings(self) -> list[PastFinding]:
+    def findings(self) -> list[FindingFacts]:
         return [one.finding for one in self.concluded if one.finding is not None]
 
     def add(self, record: Record) -> None:

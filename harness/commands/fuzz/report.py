@@ -20,15 +20,15 @@ from eagletwin.harness.page.render import write_page
 
 from ..page_facts import KINDS, left_out, page_beside, unexercised_features
 from .coverage import TOPICS
-from .journal import JOURNAL, PastFinding
+from .journal import JOURNAL
 from .search import Fuzz
 from .shrinking import Finding, sizes, smaller
 from .tally import (
     LEAST,
     MOST_UNDECIDED,
     SUMMARY,
-    AsideFacts,
     EffectFacts,
+    FindingFacts,
     KnownBug,
     KnownFacts,
     Summary,
@@ -80,7 +80,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def write_summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None = None) -> Summary:
+def write_summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], code: int | None = None) -> Summary:
     """Write what a search came to into a folder: summary.json, an example of each known bug, and the page.
 
     code: the exit code; None: an error ends the command, whose code is the error's. A finding that was still being shrunk
@@ -104,7 +104,7 @@ def summary_facts(summary: Summary) -> dict[str, object]:
     return {**facts}
 
 
-def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None) -> Summary:
+def _summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], code: int | None) -> Summary:
     tally = search.tally
     goes_on = code in (None, EXIT_INTERRUPTED) and (search.folder / JOURNAL).is_file()
     return Summary(
@@ -130,7 +130,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
             for bug in tally.known.values()
         ],
         known_note=_of_overlap(search),
-        findings=[finding.facts for finding in findings],
+        findings=list(findings),
         unconfirmed=[
             UnconfirmedFacts(
                 signature=one.signature,
@@ -143,14 +143,11 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
             if one is not None
         ],
         effect=search.effect,
-        set_aside=[
-            AsideFacts(signature=one.signature, cases=one.cases, example=str(one.example), undecided=one.undecided)
-            for one in search.asides.values()
-        ],
+        set_aside=list(search.asides.values()),
     )
 
 
-def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
+def _remarks(search: Fuzz, findings: Sequence[FindingFacts]) -> Iterator[str]:
     """Sentences on the cases that ran, and on those that did not."""
     tally, base = search.tally, search.matcher.base
     if not tally.cases:

@@ -115,11 +115,6 @@ class Finding:
     model: str = ""
 
     @property
-    def name(self) -> str:
-        """Of its folder."""
-        return self.outcome.folder.parent.name
-
-    @property
     def status(self) -> str:
         return self.outcome.verdict.status
 

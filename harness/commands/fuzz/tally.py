@@ -11,7 +11,6 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.verdict import View
 
 from ..page_facts import read_facts
 from .coverage import not_looked_at, topics_of
@@ -36,7 +35,7 @@ class Configuration(NamedTuple):
 class KnownBug:
     """A bug of the ledger, as a search met it. id: joined ids, if one case shows several bugs.
 
-    cases    that showed it, and nothing else; shows: what they showed; example, view: the first of them
+    cases    that showed it, and nothing else; shows: what they showed; example: the first of them
     mended   cases that could have shown it, but ran with its remedy
     """
 
@@ -45,7 +44,6 @@ class KnownBug:
     mended: int = 0
     shows: Counter[str] = field(default_factory=Counter)
     example: Case | None = None
-    view: View | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +98,7 @@ class Tally:
         self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1
         self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in seen.lengths)
         if seen.known:
-            self._show(" and ".join(seen.known), seen.shown, case, seen.view)
+            self._show(" and ".join(seen.known), seen.shown, case)
         else:
             for name in seen.could_show:
                 self.bug(name).mended += 1
@@ -109,17 +107,16 @@ class Tally:
         """A case that was counted shows this known bug."""
         self.statuses[seen.verdict.status] -= 1
         self.statuses["known"] += 1
-        self._show(bug, seen.signature, seen.case, seen.view)
+        self._show(bug, seen.signature, seen.case)
 
     def bug(self, name: str) -> KnownBug:
         return self.known.setdefault(name, KnownBug(name))
 
-    def _show(self, name: str, shown: Signature | None, case: Case, view: View) -> None:
+    def _show(self, name: str, shown: Signature | None, case: Case) -> None:
         bug = self.bug(name)
         bug.cases += 1
         bug.shows[str(shown)] += 1
-        if bug.example is None:
-            bug.example, bug.view = case, view
+        bug.example = bug.example or case
 
     def left_out(self, mode: Mode) -> list[str]:
         """What neither these cases nor the mode had, each with the option for it."""
@@ -158,6 +155,11 @@ class FindingFacts(Struct, kw_only=True):
     case: dict[str, Any] = {}
 
     @property
+    def name(self) -> str:
+        """Of its folder, in which the smallest case has one."""
+        return Path(self.folder).parent.name
+
+    @property
     def title(self) -> str:
         return f"{self.status}: {self.signature}{f' (it may be {self.known})' if self.known else ''}"
 
@@ -173,7 +175,11 @@ class UnconfirmedFacts(Struct, kw_only=True):
 
 
 class AsideFacts(Struct, kw_only=True):
-    """A signature that was seen and not looked into. example: the file of a case that shows it"""
+    """What was seen and not looked into: run once, and not confirmed. Cases that show what was found before, or what a smaller
+    case showed in place of what was being shrunk; and cases that the reference cannot decide.
+
+    example  file of the first such case; cases: how many there were
+    """
 
     signature: Signature
     cases: int
