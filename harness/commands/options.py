@@ -20,6 +20,11 @@ def log_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def nothing_run(cause: str, remedy: str) -> InputError:
+    """The error of what was typed and cannot be run."""
+    return InputError(cause, consequence="nothing was run", remedy=remedy)
+
+
 def let_threads_sleep() -> None:
     """Call this before torch is imported, which reads the variable: its threads then sleep while they wait for each other.
 
@@ -47,19 +52,16 @@ def mode_of(
     if device == "cpu":
         for option, given in (("--graphs", graphs), ("--prefill-graphs", prefill_graphs)):
             if given not in (DEFAULT_GRAPHS, "none"):
-                raise InputError(
+                raise nothing_run(
                     f"{option} {given} with --device cpu: a CPU has no CUDA graphs",
-                    consequence="nothing was run",
-                    remedy=f"give --device cuda, or leave {option} out",
+                    f"give --device cuda, or leave {option} out",
                 )
         return Mode(overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
     sizes = _sizes("--graphs", GRAPHS if graphs is None else graphs, "batch sizes", "1,2,4")
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
     if prefill and not sizes:
-        raise InputError(
-            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither",
-            consequence="nothing was run",
-            remedy="leave one of them out",
+        raise nothing_run(
+            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither", "leave one of them out"
         )
     must_have_cuda(tp, attention)
     return Mode(
@@ -79,11 +81,7 @@ def _sizes(option: str, given: str, what: str, such: str) -> tuple[int, ...]:
         return ()
     sizes = tuple(sorted({int(size) for size in given.split(",") if size.isdigit() and int(size)}))
     if not sizes or ",".join(map(str, sizes)) != given:
-        raise InputError(
-            f"{option} {given}: not an ascending list of {what}",
-            consequence="nothing was run",
-            remedy=f"give sizes such as {such}, or none",
-        )
+        raise nothing_run(f"{option} {given}: not an ascending list of {what}", f"give sizes such as {such}, or none")
     return sizes
 
 
@@ -91,27 +89,24 @@ def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
     """Raises InputError for kernels of attention where they cannot run: a GPU's, which know 16 bits and less."""
     if attention != "triton" and (device != "cuda" or dtype != "bfloat16"):
         asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
-        raise InputError(
+        raise nothing_run(
             f"--attention {attention} with {asked}: its kernels run on a GPU, and know no float32",
-            consequence="nothing was run",
-            remedy="give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
+            "give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
         )
 
 
 def check_kernels(kernels: Kernels, mode: Mode) -> None:
     """Raises InputError for a kernel runtime that would not run, or not with this type."""
     if mode.device == "cuda" and kernels != "fast":
-        raise InputError(
+        raise nothing_run(
             f"--kernels {kernels} with --device cuda: on a GPU Triton compiles the kernels, and no runtime of eagletwin's runs",
-            consequence="nothing was run",
-            remedy="leave --kernels out, or use --device cpu",
+            "leave --kernels out, or use --device cpu",
         )
     if mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
-        raise InputError(
+        raise nothing_run(
             f"--kernels {kernels} with --dtype bfloat16: Triton's interpreter computes with the bits of bfloat16 as if they "
             "were integers",
-            consequence="nothing was run",
-            remedy="use --kernels fast or checked",
+            "use --kernels fast or checked",
         )
 
 
@@ -135,10 +130,9 @@ def check_stages(pp: int, device: str, tp: int, *, overlap: bool) -> None:
         return
     beside = "--device cuda" if device == "cuda" else f"--tp {tp}" if tp > 1 else "--overlap" if overlap else ""
     if beside:
-        raise InputError(
+        raise nothing_run(
             f"--pp {pp} with {beside}: pipelines are driven on a CPU, of one rank a stage, without overlap",
-            consequence="nothing was run",
-            remedy=f"leave {beside.partition(' ')[0]} or --pp out",
+            f"leave {beside.partition(' ')[0]} or --pp out",
         )
     from eagletwin.harness.families import RECIPES
 

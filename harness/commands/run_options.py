@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from eagletwin.cases.ledger import patches_of
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import check_writable
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Attention, Dtype, Kernels, Limits, RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.judge.rules import rules_off
 
-from .options import DEFAULT_GRAPHS, DEFAULT_RUNS, ENGINE, JUDGE, OUTPUT, check_kernels, mode_of
+from .options import DEFAULT_GRAPHS, DEFAULT_RUNS, ENGINE, JUDGE, OUTPUT, check_kernels, mode_of, nothing_run
 
 Command = Callable[..., object]
 Names = list[str] | None
@@ -237,10 +236,9 @@ def _with_diff(given: dict[str, Any], diffs: list[Path]) -> Path:
     """The tree that the release becomes with a unified diff. Raises InputError."""
     if "sglang" not in given or len(diffs) > 1:
         several = "a command of several releases" if len(diffs) == 1 else "several diffs"
-        raise InputError(
+        raise nothing_run(
             f"{diffs[0]} is a diff, in {several}",
-            consequence="nothing was run",
-            remedy="apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
+            "apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
         )
     from eagletwin.harness.engines.source import patched_tree, resolve
 

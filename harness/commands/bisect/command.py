@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import case_of, find_entry
 from eagletwin.cases.reach import unreached_text, why_unreachable
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import find_rule
 
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from ..result import BisectFacts, emit_result, with_json
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, option, run_options
 
@@ -63,10 +63,9 @@ def bisect(
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
     _check_options(since or until, git, features, spec.sglang)
     if rule and find_rule(rule) in spec.without:
-        raise InputError(
+        raise nothing_run(
             f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
-            consequence="nothing was run",
-            remedy="leave one of them out",
+            "leave one of them out",
         )
     entry = find_entry(case)
     if entry is not None and why_unreachable(entry):
@@ -103,16 +102,11 @@ def _check_options(ranged: str, git: object, features: bool, sglang: str) -> Non
     """Options that contradict each other."""
     chosen = [name for name, given in (("--git", git), ("--features", features), ("--from and --to", ranged)) if given]
     if len(chosen) > 1:
-        raise InputError(
-            f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing",
-            consequence="nothing was run",
-            remedy="give one of them; then the other",
-        )
+        raise nothing_run(f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing", "give one of them; then the other")
     if sglang and not features:
-        raise InputError(
+        raise nothing_run(
             "--sglang names one SGLang, and a bisection over releases or commits goes over many",
-            consequence="nothing was run",
-            remedy="give --from and --to, or --git; --sglang goes with --features",
+            "give --from and --to, or --git; --sglang goes with --features",
         )
 
 
@@ -226,14 +220,11 @@ def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:
     """The known releases from one to another."""
     for name in filter(None, (since, until)):
         if name not in known:
-            raise InputError(
-                f"no release {name} is known", consequence="nothing was run", remedy=f"use one of {', '.join(known)}"
-            )
+            raise nothing_run(f"no release {name} is known", f"use one of {', '.join(known)}")
     chosen = known[known.index(since or known[0]) : known.index(until or known[-1]) + 1]
     if len(chosen) < 2:
-        raise InputError(
+        raise nothing_run(
             f"from {since or known[0]} to {until or known[-1]} there are fewer than two releases",
-            consequence="nothing was run",
-            remedy="give the older one to --from and the newer one to --to",
+            "give the older one to --from and the newer one to --to",
         )
     return chosen

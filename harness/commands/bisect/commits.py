@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError, InputError
 
+from ..options import nothing_run
 from .report import VersionsOutcome, fault_between, outcome_of, progress_line
 from .state import BisectionFolder, Fault, Found, Looked, Unclear, end_mark, mark
 
@@ -44,10 +45,9 @@ def git(folder: Path, *words: str, codes: Container[int] = (0,)) -> str:
     except FileNotFoundError as error:
         raise InputError("git is not installed", consequence="no commit can be looked at", remedy="install git") from error
     if done.returncode not in codes:
-        raise InputError(
+        raise nothing_run(
             f"git {words[0]} in {folder}: {done.stderr.strip() or f'exit code {done.returncode}'}",
-            consequence="nothing was run",
-            remedy="name a repository and two commits of it",
+            "name a repository and two commits of it",
         )
     return done.stdout.strip()
 
@@ -57,11 +57,7 @@ def commit_of(repository: Path, name: str) -> str:
     try:
         return git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except InputError as error:
-        raise InputError(
-            f"{repository} has no commit {name!r}",
-            consequence="nothing was run",
-            remedy="name a commit, a tag or a branch of it",
-        ) from error
+        raise nothing_run(f"{repository} has no commit {name!r}", "name a commit, a tag or a branch of it") from error
 
 
 @contextmanager
@@ -97,11 +93,7 @@ def ends_of(repository: Path, one: str, other: str) -> tuple[str, str]:
     git(repository, "rev-parse", "--git-dir")  # where there is no repository, that is what is wrong, and not the commits' names
     commits = commit_of(repository, one), commit_of(repository, other)
     if commits[0] == commits[1]:
-        raise InputError(
-            f"{one} and {other} are one commit",
-            consequence="nothing was run",
-            remedy="name a good commit and a bad one",
-        )
+        raise nothing_run(f"{one} and {other} are one commit", "name a good commit and a bad one")
     bases = git(repository, "merge-base", *commits).splitlines()
     return (commits[1], commits[0]) if bases == [commits[1]] else commits
 

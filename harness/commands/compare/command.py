@@ -13,7 +13,7 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..options import OUTPUT, log_progress
+from ..options import OUTPUT, log_progress, nothing_run
 from ..result import emit_result, wants_json, with_json
 from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, OUT, STRICT, Names, flag, option, run_options
 
@@ -184,7 +184,7 @@ class _Search:
 
         must_take_more("--summary", self.summary)
         if self.markdown and wants_json():
-            raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
+            raise nothing_run("--markdown and --json", "leave out either")
         ledger = self.ledger or ["all"]
         found = {entry.id: entry for entry in select_entries(ledger)}
         beyond = [entry for entry in found.values() if why_unreachable(entry, spec.mode)]
@@ -192,10 +192,8 @@ class _Search:
             print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
             return None
         if not found and not (self.minutes and self.cases):
-            raise InputError(
-                "no entry of the ledger and no generated case",
-                consequence="nothing was run",
-                remedy="leave out --ledger none, or --minutes 0 and --cases 0",
+            raise nothing_run(
+                "no entry of the ledger and no generated case", "leave out --ledger none, or --minutes 0 and --cases 0"
             )
         return list(found.values())
 
@@ -273,7 +271,7 @@ def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, obj
     misplaced = [option for of, options in given.items() if of != kind for option, value in options.items() if value]
     if misplaced:
         there = {_ONE: "one SGLang", _TWO: "two SGLangs", _RUNS: "a comparison number for number"}[kind]
-        raise InputError(f"{misplaced[0]} with {there}", consequence="nothing was run", remedy=f"leave {misplaced[0]} out")
+        raise nothing_run(f"{misplaced[0]} with {there}", f"leave {misplaced[0]} out")
 
 
 def _families(names: tuple[str, ...]) -> list[str]:
@@ -282,10 +280,8 @@ def _families(names: tuple[str, ...]) -> list[str]:
 
     unknown = [name for name in names if name and name not in RECIPES]
     if unknown:
-        raise InputError(
-            f"--family {unknown[0]}: there is no such recipe",
-            consequence="nothing was run",
-            remedy=nearest(unknown[0], RECIPES, "`eagletwin info models`"),
+        raise nothing_run(
+            f"--family {unknown[0]}: there is no such recipe", nearest(unknown[0], RECIPES, "`eagletwin info models`")
         )
     return list(dict.fromkeys(names))
 
@@ -302,10 +298,9 @@ def old_arguments(words: list[str], old: str) -> list[str]:
             rest.append(word)
     if old == "diff" and sglangs:
         if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
-            raise InputError(
+            raise nothing_run(
                 "`eagletwin diff` is now `eagletwin compare`",
-                consequence="nothing was run",
-                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+                f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
             )
         rest = ["--case", *rest]
     return [*sglangs, *rest]

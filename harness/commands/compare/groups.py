@@ -10,7 +10,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ledger_of
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.records import Header, accept_lengths
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.signature import Signature, without_numbers
@@ -18,6 +18,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 from ..fuzz.shrinking import size
+from ..options import nothing_run
 from ..result import AcceptedFacts
 
 Status = Literal["equal", "broken", "unknown"]
@@ -63,11 +64,7 @@ def select_entries(names: Sequence[str]) -> list[Entry]:
     if "none" not in names:
         return ledger_of(list(names))
     if len(set(names)) > 1:
-        raise InputError(
-            "--ledger none, and other entries as well",
-            consequence="nothing was run",
-            remedy="leave out either",
-        )
+        raise nothing_run("--ledger none, and other entries as well", "leave out either")
     return []
 
 

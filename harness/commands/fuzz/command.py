@@ -13,7 +13,7 @@ from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, Alread
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from ..result import SearchFacts, emit_result, with_json
 from ..run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, SEARCH, SOURCE, STRICT, VERBOSE, run_options
 
@@ -84,10 +84,9 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
     """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
     source = options.source
     if options.explain and source.difference is None and not options.run.patches:
-        raise InputError(
+        raise nothing_run(
             f"--explain, and it is not known what SGLang {source.called} changes",
-            consequence="nothing was run",
-            remedy="give a tree with uncommitted changes, a --patch or a --revert",
+            "give a tree with uncommitted changes, a --patch or a --revert",
         )
     from eagletwin.harness.engines.start import Zygote
 
@@ -159,7 +158,7 @@ def _search(
 
 
 def _refuse(folder: Path) -> None:
-    raise InputError(f"another process searches in {folder}", consequence="nothing was run", remedy="wait for it, or end it")
+    raise nothing_run(f"another process searches in {folder}", "wait for it, or end it")
 
 
 def make_small(file: Path, options: "SearchOptions") -> int:

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, TOPKS, WEIGHT_UPDATES
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.terminal import count, nearest
@@ -36,6 +35,8 @@ from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.valid import runs_in
+
+from ..options import nothing_run
 
 # Features by which a search is narrowed, and what it left out of them: each with the option that adds it.
 
@@ -77,7 +78,7 @@ def feature_filter(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Ca
     names = dict.fromkeys([*_BY_KEY, *VALUES, *FAMILIES, *RECIPES])
     for name in (*(name for each in wanted for name in each), *unwanted):
         if name not in names:
-            raise InputError(f"there is no feature {name!r}", consequence="nothing was run", remedy=nearest(name, names))
+            raise nothing_run(f"there is no feature {name!r}", nearest(name, names))
     return lambda case: (
         all(any(has(case, name) for name in each) for each in wanted) and not any(has(case, name) for name in unwanted)
     )

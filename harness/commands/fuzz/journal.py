@@ -21,7 +21,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.signature import Signature
 
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from .options import SearchOptions
 from .tally import FindingFacts
 from .worker import Seen, as_path
@@ -199,6 +199,4 @@ def _first(record: Record | None, file: Path) -> Begun:
     if isinstance(record, Begun) and record.version == __version__:
         return record
     writer = f"eagletwin {record.version} began it" if isinstance(record, Begun) else "it does not say what is searched"
-    raise InputError(
-        f"{file}: {writer}", consequence="nothing was run", remedy=f"begin another search with eagletwin {__version__}"
-    )
+    raise nothing_run(f"{file}: {writer}", f"begin another search with eagletwin {__version__}")

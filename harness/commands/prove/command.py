@@ -12,12 +12,12 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached_text, why_unreachable
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError
 from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count, progress, show
 from eagletwin.harness.families.valid import check_model
 
-from ..options import ENGINE, log_progress
+from ..options import ENGINE, log_progress, nothing_run
 from ..result import ProveFacts, with_json
 from ..run_options import HOW, LIMITS, OUT, SOURCE, STRICT, option, run_options
 
@@ -188,18 +188,16 @@ def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, m
 def _check_releases(spec: RunSpec, model: str) -> None:
     """Raises InputError for options that published wheels on a CPU do not go with."""
     if model:
-        raise InputError(
+        raise nothing_run(
             "--releases proves the entries' own cases",
-            consequence="nothing was run",
-            remedy=f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
+            f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
         )
     if spec.sglang:
-        raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
+        raise nothing_run("--releases names the releases itself", "leave --sglang out")
     if spec.mode != CPU:
-        raise InputError(
+        raise nothing_run(
             "--releases runs on the CPU engine as it is by default",
-            consequence="nothing was run",
-            remedy="leave --device, --overlap, --tp, --dtype and --attention out",
+            "leave --device, --overlap, --tp, --dtype and --attention out",
         )
 
 
