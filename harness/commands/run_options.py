@@ -52,6 +52,7 @@ def flag(panel: str, name: str) -> Callable[[str], Option]:
 OUT = option(OUTPUT, "out", Path, DEFAULT_RUNS, "FOLDER", callback=check_writable)(
     "Folder for run folders. Nothing is overwritten."
 )
+JSON = option(OUTPUT, "as_json", bool, False, "", "--json")("Print JSON.")
 VERBOSE = flag(OUTPUT, "verbose")("Print the whole report.")
 
 # Those that name a run.

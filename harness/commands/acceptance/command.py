@@ -8,8 +8,8 @@ from msgspec.structs import asdict
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
-from ..options import OUTPUT, let_threads_sleep, log_progress
-from ..run_options import OUT, option, run_options
+from ..options import let_threads_sleep, log_progress
+from ..run_options import JSON, OUT, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.deserved.checkpoint import Prompt
@@ -42,7 +42,7 @@ OPTIONS = (
     ),
     option(_SERVER, "at_once", int, 8, "N", min=1)("Requests at once, where prompts go together."),
     option(_SERVER, "temperature", float, 0.0, "T", min=0.0)("0: greedy decoding."),
-    option(OUTPUT, "as_json", bool, False, "", "--json")("Print JSON."),
+    JSON,
     OUT,
 )
 
