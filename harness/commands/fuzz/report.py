@@ -1,7 +1,6 @@
 """A search: how its findings read, what it leaves (summary.json), and its document."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def write_summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], 
 def summary_facts(summary: Summary) -> dict[str, object]:
     """The summary as --json has it: known bugs, and what did not start, are beside the tally."""
     facts: dict[str, dict[str, object]] = msgspec.to_builtins(summary)
-    del facts["tally"]["known"], facts["tally"]["refused"]
+    del facts["tally"]["known"], facts["tally"]["refused"], facts["tally"]["models"]
     return {**facts}
 
 
@@ -116,7 +115,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], code:
         exit_code=code,
         meaning=_meaning(search, code) if code is not None else "",
         seconds=round(search.seconds, 3),
-        tally=dataclasses.replace(tally, configurations=_configuration_counts(tally), known={}, refused={}),
+        tally=dataclasses.replace(tally, known={}, refused={}, models=set()),
         not_looked_at=tally.left_out(search.trials.host.mode) if tally.cases else [],
         refused={name: one.why for name, one in tally.refused.items()},
         known=[
@@ -253,15 +252,6 @@ def _of_overlap(search: Fuzz) -> str:
 def _example_of(folder: Path, bug: KnownBug) -> Path:
     """The file of the first case that showed a known bug."""
     return folder / "known" / f"{bug.id.replace(' ', '-')}.json"
-
-
-def _configuration_counts(tally: Tally) -> Counter[str]:
-    """Each configuration in words."""
-    named = Counter[str]()
-    for one, number in tally.configurations.items():
-        size = f" with {one.nodes} nodes" if one.topk > 1 else ""
-        named[f"{one.model}, num_steps {one.num_steps}, topk {one.topk}{size}, page_size {one.page_size}"] = number
-    return named
 
 
 def search_page(folder: Path) -> Document:

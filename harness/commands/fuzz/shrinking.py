@@ -321,7 +321,7 @@ class Shrinking:
             again=shlex.join(["python", str(self.folder / "minimal" / SCRIPT)]),
             host=trials.host,
         )
-        write_run(outcome)
+        write_run(*outcome.of_page)
         return Finding(
             signature=self._confirm_smallest(outcome),
             found=self.seen.case,

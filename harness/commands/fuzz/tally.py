@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -19,16 +19,6 @@ from .looking import CaseSeen, Unstarted
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
 MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided, and the share with a gap
-
-
-class Configuration(NamedTuple):
-    """The sizes of a case by which a search is summed up. nodes: of the verify tree."""
-
-    model: str
-    num_steps: int
-    topk: int
-    nodes: int
-    page_size: int
 
 
 @dataclass(slots=True)
@@ -58,7 +48,7 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     exercised: Counter[str] = field(default_factory=Counter)
     accept_lens: Counter[str] = field(default_factory=Counter)
-    configurations: Counter[Any] = field(default_factory=Counter)
+    configurations: Counter[str] = field(default_factory=Counter)
     topics: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
@@ -77,6 +67,7 @@ class Tally:
     tries: int = 0
     deaths: int = 0
     lost: list[str] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
 
     def add(self, seen: CaseSeen) -> None:
         verdict, case = seen.verdict, seen.case
@@ -95,7 +86,10 @@ class Tally:
         self.reached += seen.differs is not None and seen.differs.reached
         self.tried, self.tries = self.tried + bool(seen.tries), self.tries + seen.tries
         self.topics.update(topics_of(case))
-        self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1
+        nodes = f" with {case.verify_nodes} nodes" * (case.topk > 1)
+        sizes = f"num_steps {case.num_steps}, topk {case.topk}{nodes}, page_size {case.page_size}"
+        self.configurations[f"{case.model}, {sizes}"] += 1
+        self.models.add(case.model)
         self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in seen.lengths)
         if seen.known:
             self._show(" and ".join(seen.known), seen.shown, case)
@@ -120,7 +114,7 @@ class Tally:
 
     def left_out(self, mode: Mode) -> list[str]:
         """What neither these cases nor the mode had, each with the option for it."""
-        return not_looked_at(self.topics, {one.model for one in self.configurations}, mode)
+        return not_looked_at(self.topics, self.models, mode)
 
     def refuse(self, refused: Unstarted) -> None:
         """An engine that would not start: one of each reason is kept."""
