@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace as replace_fields
@@ -35,7 +35,7 @@ What = Annotated[
         show_default=False,
     ),
 ]
-OPTIONS = (
+_SEARCH = (
     option("", "ledger", Names, None, "none|all|ID", show_default=False)(
         "Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
         "SGLangs without live bugs whose code is that of the newest release in both."
@@ -45,6 +45,12 @@ OPTIONS = (
     ),
     option("", "cases", int, MAX_CASES, "N", min=0)("Limits the generated cases. 0: none."),
     option("", "seed", int, 0, "N", min=0)("The same seed draws the same cases."),
+)
+_OUTPUT = (
+    flag(OUTPUT, "markdown")("Print a comment for the pull request, in Markdown."),
+    option(OUTPUT, "summary", Path | None, None, "FILE")("Append that comment to this file."),
+)
+_OF_ONE = (
     option(_ONE, "base", str, "", "BASE", show_default=False)(
         "What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
         "the functions that differ ran; if none did, the code is 125. Default: its commit or release."
@@ -54,39 +60,23 @@ OPTIONS = (
         "one search of everything."
     ),
     option(_ONE, "history", Path | None, None, "FILE")("Append a line of JSON to this file: what came out, and of what."),
+)
+_OF_TWO = (
     option(_TWO, "shrink_minutes", float, SHRINK_MINUTES, "MINUTES", min=0.0)(
         "Limits the shrinking of one example of each way in which HEAD is newly broken."
     ),
+)
+_OF_RUNS = (
     option(_RUNS, "case", str, "", "CASE", show_default=False)(
         "Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record."
     ),
     option(_RUNS, "lines", int, LINES, min=1)("How many differences to print."),
-    flag(OUTPUT, "markdown")("Print a comment for the pull request, in Markdown."),
-    option(OUTPUT, "summary", Path | None, None, "FILE")("Append that comment to this file."),
-    OUT,
 )
 
 
 @with_json
-@run_options(OPTIONS, STRICT, HOW, LIMITS)
-def compare(
-    what: What = None,
-    *,
-    ledger: list[str] | None,
-    minutes: float,
-    cases: int,
-    seed: int,
-    base: str,
-    family: list[str] | None,
-    history: Path | None,
-    shrink_minutes: float,
-    case: str,
-    lines: int,
-    markdown: bool,
-    summary: Path | None,
-    out: Path,
-    spec: RunSpec,
-) -> int:
+@run_options(_SEARCH, _OF_ONE, _OF_TWO, _OF_RUNS, _OUTPUT, (OUT,), STRICT, HOW, LIMITS)
+def compare(what: What = None, *, spec: RunSpec, **given: Any) -> int:
     """Compare an SGLang with known bugs or with another SGLang, or compare two runs value by value.
 
     One SGLang, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
@@ -98,23 +88,13 @@ def compare(
     """
     names = tuple(what or ())
     runs = any(_is_run(name) for name in names)
-    kind = _RUNS if runs or case else _ONE if len(names) < 2 else _TWO
-    of_one: dict[str, object] = {"--base": base, "--family": family, "--history": history}
-    of_all: dict[str, object] = {"--ledger": ledger, "--seed": seed, "--markdown": markdown, "--summary": summary}
-    of_all |= {"--minutes": minutes != MINUTES, "--cases": cases != MAX_CASES}
-    _check_fit(
-        names,
-        kind,
-        {
-            _ONE: of_one,
-            _TWO: {"--shrink-minutes": shrink_minutes != SHRINK_MINUTES},
-            _RUNS: {"--lines": lines != LINES},
-            "": of_all if kind == _RUNS else {},
-        },
-    )
+    kind = _RUNS if runs or given["case"] else _ONE if len(names) < 2 else _TWO
+    others = {_ONE: (*_OF_TWO, *_OF_RUNS), _TWO: (*_OF_ONE, *_OF_RUNS), _RUNS: (*_OF_ONE, *_OF_TWO, *_SEARCH, *_OUTPUT)}[kind]
+    _check_fit(names, kind, [one.name for one in others if given[one.name] != one.usual])
+    case, lines, base, history = (given.pop(name) for name in ("case", "lines", "base", "history"))
     if kind == _RUNS:
-        return _numbers(names, "" if runs else case, lines, out, spec, extra=runs and case)
-    search = _Search(ledger, minutes, cases, seed, tuple(family or ()), shrink_minutes, markdown, summary, out)
+        return _numbers(names, "" if runs else case, lines, given["out"], spec, extra=runs and case)
+    search = _Search(**given | {"family": tuple(given["family"] or ())})
     return search.one(names, base, history, spec) if kind == _ONE else search.two(names, spec)
 
 
@@ -260,18 +240,18 @@ class _Search:
         emit_result(one)
 
 
-def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:
-    """Raises InputError for names and options that do not go together. given: what was typed, by what it is of."""
+def _check_fit(names: tuple[str, ...], kind: str, misplaced: list[str]) -> None:
+    """Raises InputError for names and options that do not go together. misplaced: options that were given and are of no use."""
     if len(names) > 2 or (kind == _RUNS and len(names) != 2):
         raise InputError(
             f"compare cannot do this with {count(len(names), 'name')}",
             consequence="nothing was compared",
             remedy="`eagletwin compare SGLANG`, `compare BASE HEAD`, `compare BASE HEAD --case CASE`, or two run folders",
         )
-    misplaced = [option for of, options in given.items() if of != kind for option, value in options.items() if value]
     if misplaced:
         there = {_ONE: "one SGLang", _TWO: "two SGLangs", _RUNS: "a comparison number for number"}[kind]
-        raise nothing_run(f"{misplaced[0]} with {there}", f"leave {misplaced[0]} out")
+        option = f"--{misplaced[0].replace('_', '-')}"
+        raise nothing_run(f"{option} with {there}", f"leave {option} out")
 
 
 def _families(names: tuple[str, ...]) -> list[str]:

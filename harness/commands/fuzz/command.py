@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .journal import Past
     from .options import SearchOptions
-    from .pool import Actors, Workers
+    from .pool import Workers
     from .search import Fuzz
     from .tally import FindingFacts, Summary
 
@@ -104,12 +104,17 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         from eagletwin.harness.engines.host import Host
 
         from .journal import JOURNAL, Journal
+        from .pool import Actors
         from .search import Fuzz
 
         host = Host(zygote)
-        workers = stack.enter_context(_actors(options)) if options.address else _processes(host, options)
+        workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
-        stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
+
+        def refuse() -> None:
+            raise nothing_run(f"another process searches in {folder}", "wait for it, or end it")
+
+        stack.enter_context(alone(folder / JOURNAL, refuse))
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
         found = [] if past is None else past.findings
         looking = Fuzz(
@@ -157,10 +162,6 @@ def _search(
     return code
 
 
-def _refuse(folder: Path) -> None:
-    raise nothing_run(f"another process searches in {folder}", "wait for it, or end it")
-
-
 def make_small(file: Path, options: "SearchOptions") -> int:
     """Make a case from a file smaller, and print what it comes to; the exit code."""
     from eagletwin.harness.check.confirm import brief
@@ -203,12 +204,6 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     return replace(
         options, run=replace_fields(options.run, sglang=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
     )
-
-
-def _actors(options: "SearchOptions") -> "Actors":
-    from .pool import Actors
-
-    return Actors(_elsewhere(options))
 
 
 def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":

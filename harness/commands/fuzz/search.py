@@ -48,7 +48,7 @@ class Triage:
 
     def bug(self) -> str:
         """The id of the known bug that is behind it; empty: it is new."""
-        seen, trials = self.seen, self._trials
+        seen, trials = self.seen, self.matcher.trials(self._workaround_entries, self.seen.view)
         if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
             return ""  # what does not show alone is gone with any remedy
         bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
@@ -78,10 +78,6 @@ class Triage:
     def past(self) -> str:
         """Why it is no known bug, where a remedy makes it equal: a part of a sentence."""
         return f", which {self._base_name} does not show" if self.seen.cured else ""
-
-    @property
-    def _trials(self) -> Trials:
-        return self.matcher.trials(self._workaround_entries, self.seen.view)
 
     @property
     def _workaround_entries(self) -> tuple[Entry, ...]:
