@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec.structs import replace
 
+from eagletwin.harness.check.known import fewest
 from eagletwin.harness.core.case import Case, encode_case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.patch import Patch
@@ -58,47 +59,6 @@ def _valid(case: Case) -> bool:
     return True
 
 
-# Feature bisection: the smallest set of a case's features with which the fault still shows.
-#
-# By delta debugging, after A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input" (2002), with sets
-# in place of strings.
-
-T = TypeVar("T")
-
-
-def smallest(things: Sequence[T], shows: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """A subset, in order, with which it shows, and without any single member of which it does not (1-minimal).
-
-    `shows` is asked about each subset once, and must hold for all of them.
-    """
-    results: dict[tuple[T, ...], bool] = {}
-
-    def ask(subset: tuple[T, ...]) -> bool:
-        if subset not in results:
-            results[subset] = shows(subset)
-        return results[subset]
-
-    kept, parts = tuple(things), 2
-    if kept and ask(()):
-        return ()
-    while len(kept) > 1:
-        size = -(-len(kept) // parts)
-        groups = [kept[at : at + size] for at in range(0, len(kept), size)]
-        alone = next((group for group in groups if ask(group)), None)
-        if alone is not None:
-            kept, parts = alone, 2
-            continue
-        others = [tuple(thing for thing in kept if thing not in group) for group in groups]
-        rest = next((other for other in others if ask(other)), None)
-        if rest is not None:
-            kept, parts = rest, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(len(kept), 2 * parts)
-    return kept
-
-
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """The result of a reduction.
@@ -141,12 +101,13 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
             seen[case] = settle_vacuous(look(case))
         return mark(seen[case], fault)
 
+    @cache
     def shows(kept: tuple[Dimension, ...]) -> bool:
         found = any(mark_case(way)[0] == "bad" for way in ways(kept))
         tell(f"{'shows' if found else 'does not show'} with: {', '.join(one.name for one in kept) or 'no feature'}")
         return found
 
-    needed = smallest(had, shows)
+    needed = fewest(had, shows) if had and not shows(()) else ()
     least = next((way for way in ways(needed) if mark_case(way)[0] == "bad"), original)
     doubts = {feature.words: _doubt([mark_case(way) for way in variants(least, [feature])]) for feature in needed}
     gone = tuple(feature for feature in had if feature not in needed)
