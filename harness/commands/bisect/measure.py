@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -59,6 +60,31 @@ def _valid(case: Case) -> bool:
     return True
 
 
+# Feature bisection: the smallest set of a case's features with which the fault still shows.
+
+T = TypeVar("T")
+
+
+def smallest(things: Sequence[T], shows: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """A subset, in order, with which it shows, and without any single member of which it does not (1-minimal).
+
+    `shows` is asked about each subset once, and must hold for all of them.
+    """
+
+    @cache
+    def ask(subset: frozenset[T]) -> bool:
+        return shows(tuple(thing for thing in things if thing in subset))
+
+    if not things or ask(frozenset()):
+        return ()
+    found = fewest(things, lambda parts: ask(frozenset(parts)))
+    while smaller := next(
+        (rest for rest in (tuple(t for t in found if t != one) for one in found) if ask(frozenset(rest))), ()
+    ):
+        found = smaller  # more features can hide a fault
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """The result of a reduction.
@@ -101,13 +127,12 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
             seen[case] = settle_vacuous(look(case))
         return mark(seen[case], fault)
 
-    @cache
     def shows(kept: tuple[Dimension, ...]) -> bool:
         found = any(mark_case(way)[0] == "bad" for way in ways(kept))
         tell(f"{'shows' if found else 'does not show'} with: {', '.join(one.name for one in kept) or 'no feature'}")
         return found
 
-    needed = fewest(had, shows) if had and not shows(()) else ()
+    needed = smallest(had, shows)
     least = next((way for way in ways(needed) if mark_case(way)[0] == "bad"), original)
     doubts = {feature.words: _doubt([mark_case(way) for way in variants(least, [feature])]) for feature in needed}
     gone = tuple(feature for feature in had if feature not in needed)
