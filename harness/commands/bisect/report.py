@@ -142,7 +142,9 @@ def version_report(
     """The answer of a bisection over releases or commits. command: what to type to see one version. columns: of a line."""
     plan, found, versions = run.state.plan, outcome.found, outcome.versions
     kind = "commit" if plan.checkout else "release"
-    lines = [f"{_headline(outcome)}  {case.name}{_looked_for(outcome.fault)}", ""]
+    fault = outcome.fault
+    sought = "" if fault is None else f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
+    lines = [f"{_headline(outcome)}  {case.name}{sought}", ""]
     width = max((len(outcome.name(version)) for version in outcome.looked), default=0)
     lines += [_row(outcome, version, width) for version in outcome.looked]
     lines += ["", *fold(_conclusion(outcome, kind), columns)]
@@ -165,12 +167,6 @@ def _headline(outcome: VersionsOutcome) -> str:
     word = "CAME" if found.came else "FIXED"
     new = outcome.name(outcome.versions[found.new])
     return f"{word} WITH {new}" if found.exact else f"{word} AFTER {outcome.name(outcome.versions[found.old])}, UP TO {new}"
-
-
-def _looked_for(fault: Fault | None) -> str:
-    if fault is None:
-        return ""
-    return f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
 
 
 def _row(outcome: VersionsOutcome, version: str, width: int) -> str:

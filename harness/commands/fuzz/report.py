@@ -154,7 +154,9 @@ def _remarks(search: Fuzz, findings: Sequence[FindingFacts]) -> Iterator[str]:
     else:
         yield _counts(search)
         yield from _left_open(tally)
-        yield from _of_the_change(search)
+        yield from tally.changes.lines
+        if tally.changes.doubt:
+            yield "No case ran any of that, so this search says nothing about it."
     for name, number in sorted(tally.fallbacks.items()):
         yield f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}."
     if base is not None and base.refused:
@@ -188,14 +190,6 @@ def _counts(search: Fuzz) -> str:
         text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
     excused = ", ".join(f"{name} {number}" for name, number in sorted(tally.excused.items()))
     return f"{text} Excused: {excused}." if excused else text
-
-
-def _of_the_change(search: Fuzz) -> Iterator[str]:
-    """Which changed code ran, and whether that altered anything."""
-    changes = search.tally.changes
-    yield from changes.lines
-    if changes.doubt:
-        yield "No case ran any of that, so this search says nothing about it."
 
 
 def _meaning(search: Fuzz, code: int) -> str:

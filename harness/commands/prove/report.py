@@ -68,29 +68,19 @@ _WINDOWS = {
 
 # entry -> what the prompts that are tried do not reach, in any model but its own and these
 _CHANCE = {
-    "certain-node": "no prompt that is tried makes the draft certain of the last token that is selected",
-    "overlap-context-end": "no prompt that is tried has a last round with enough accepted drafts to end behind its context",
-    "guidance-rollback": "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
-}
-_BY_CHANCE = {
-    ("certain-node", "deepseek-nextn-wide"),
-    ("overlap-context-end", "llama-wide"),
-    ("overlap-context-end", "deepseek-nextn"),
-    ("overlap-context-end", "deepseek-nextn-yarn"),
-    ("overlap-context-end", "kimi-k2-eagle3"),
-    ("overlap-context-end", "qwen3-eagle3"),
-    ("overlap-context-end", "qwen3-eagle3-norm"),
-    ("overlap-context-end", "qwen3-eagle3-deep"),
-    ("overlap-context-end", "qwen3-next-nextn"),
-    ("overlap-context-end", "nemotron-h-nextn"),
-    ("overlap-context-end", "qwen3.5-nextn"),
-    ("guidance-rollback", "llama-gqa"),
-    ("guidance-rollback", "deepseek-nextn"),
-    ("guidance-rollback", "deepseek-nextn-yarn"),
-    ("guidance-rollback", "deepseek-nextn-wide"),
-    ("guidance-rollback", "qwen3-eagle3.1"),
-    ("guidance-rollback", "qwen3-next-nextn"),
-    ("guidance-rollback", "qwen3.5-nextn"),
+    "certain-node": (
+        "no prompt that is tried makes the draft certain of the last token that is selected",
+        "deepseek-nextn-wide",
+    ),
+    "overlap-context-end": (
+        "no prompt that is tried has a last round with enough accepted drafts to end behind its context",
+        "llama-wide deepseek-nextn deepseek-nextn-yarn kimi-k2-eagle3 qwen3-eagle3 qwen3-eagle3-norm qwen3-eagle3-deep "
+        "qwen3-next-nextn nemotron-h-nextn qwen3.5-nextn",
+    ),
+    "guidance-rollback": (
+        "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
+        "llama-gqa deepseek-nextn deepseek-nextn-yarn deepseek-nextn-wide qwen3-eagle3.1 qwen3-next-nextn qwen3.5-nextn",
+    ),
 }
 
 _BESIDE = (
@@ -122,8 +112,9 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if (entry, model) in _NOT_REACHED:
         return _NOT_REACHED[entry, model]
-    if entry in _CHANCE and (entry, model) not in _BY_CHANCE:
-        return _CHANCE[entry]
+    why, reached = _CHANCE.get(entry, ("", ""))
+    if why and model not in reached.split():
+        return why
     if any(recipe.target.windows) and entry in _WINDOWS:
         return _WINDOWS[entry]
     if not recipe.reads_states:
