@@ -11,8 +11,6 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 
 if TYPE_CHECKING:
-    from eagletwin.harness.engines.source import Source
-
     from .results import PropertyJob, Report
 
 EXAMPLES, SECONDS = 120, 300.0
@@ -56,9 +54,10 @@ def kernels(
     if listed:
         print(listing(functions, as_json))
         return EXIT_EQUAL
+    from eagletwin.harness.engines.provision import releases
     from eagletwin.harness.engines.source import resolve
 
-    from .results import PropertyJob, Report
+    from .results import PropertyJob, Report, run
 
     source = resolve(spec.sglang)
     job = PropertyJob(
@@ -71,39 +70,14 @@ def kernels(
         seed=seed,
         trial=support,
     )
-    report = Report(named=functions if names else (), strict=_is_unpublished(source))
-    _run(source, job, report, timeout, show=not (as_json or support))
-    return _conclude(report, job, spec, as_json, timeout)
-
-
-def _is_unpublished(source: "Source") -> bool:
-    """Whether this SGLang is not a published release: a function that it lacks may have been renamed."""
-    from eagletwin.harness.engines.provision import releases
-
-    return source.called not in releases()
-
-
-def _run(source: "Source", job: "PropertyJob", report: "Report", limit: float, show: bool) -> None:
-    """Run the job in a process that imports this SGLang, and fill the report; `show` prints each property when it is done."""
-    from . import results
-    from .results import run
-
+    # of a tree, a function that is absent may have been renamed
+    report = Report(named=functions if names else (), strict=source.called not in releases())
     log_progress(f"importing SGLang {source.called}")
-    for message in run(source, job, limit):
-        if isinstance(message, results.Imported):
-            report.imported = message
-            if show:
-                print(results.header(message, job), flush=True)
-        elif isinstance(message, results.Function):
-            report.functions.append(message)
-        elif isinstance(message, results.PropertyOutcome):
-            report.outcomes.append(message)
-            if show:
-                print(results.line(message), flush=True)
-        elif isinstance(message, results.NotImported):
-            report.end = message.why
-        elif isinstance(message, results.Done):
-            report.differs = message.differs
+    for message in run(source, job, timeout):
+        text = report.add(message, job)
+        if text and not (as_json or support):
+            print(text, flush=True)
+    return _conclude(report, job, spec, as_json, timeout)
 
 
 def _conclude(report: "Report", job: "PropertyJob", spec: RunSpec, as_json: bool, timeout: float) -> int:

@@ -116,6 +116,22 @@ class Report(Struct, kw_only=True):
     differs: Differs | None = None
     end: str = ""  # why it did not finish
 
+    def add(self, message: Message, job: PropertyJob) -> str:
+        """Take a message over. Returns what a person reads of it at once."""
+        if isinstance(message, Imported):
+            self.imported = message
+            return header(message, job)
+        if isinstance(message, PropertyOutcome):
+            self.outcomes.append(message)
+            return line(message)
+        if isinstance(message, Function):
+            self.functions.append(message)
+        elif isinstance(message, NotImported):
+            self.end = message.why
+        elif isinstance(message, Done):
+            self.differs = message.differs
+        return ""
+
     @property
     def looked_at(self) -> set[str]:
         """Those of the functions of which a property was compared, and holds or does not."""
