@@ -80,10 +80,15 @@ class Property:
     faults: one edit or more for every function of SGLang that the property is about; each must make it fail.
     """
 
-    name: str
     cases: st.SearchStrategy[Any]
     holds: Callable[[Any], None]
     faults: tuple[Edit, ...]
+    named: str = ""
+
+    @property
+    def name(self) -> str:
+        """Words of `holds`, unless it is named otherwise."""
+        return self.named or self.holds.__name__.replace("_", " ")
 
     @property
     def functions(self) -> list[str]:

@@ -223,7 +223,6 @@ TAIL = f"{WORKER}.duplicate_prefix_tail_to_draft_branches"
 
 PROPERTIES = (
     Property(
-        "draft slots are contiguous",
         st.builds(Draft, requests(), **DRAFTS),
         draft_slots_are_contiguous,
         (
@@ -233,7 +232,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "draft slots keep to their pages",
         st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 2, 4, 8])),
         draft_slots_keep_to_their_pages,
         (
@@ -243,13 +241,11 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "each step writes its column",
         st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 4])),
         each_step_writes_its_column,
         (fault(f"{UTILS}.per_step_draft_out_cache_loc", "permute(2, 0, 1)", "permute(2, 1, 0)"),),
     ),
     Property(
-        "extend slots follow the prefix",
         extends(),
         extend_slots_follow_the_prefix,
         (
@@ -259,7 +255,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "verify slots follow the prefix",
         st.builds(
             Uniform,
             requests(),

@@ -179,7 +179,6 @@ WINDOWS = {"lengths": st.lists(st.integers(0, 9), max_size=4).map(tuple), "width
 
 PROPERTIES = (
     Property(
-        "bonus is filled",
         verified_batches(),
         bonus_is_filled,
         (
@@ -188,7 +187,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "verify is committed",
         verified_batches(),
         verify_is_committed,
         (
@@ -197,7 +195,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "chain verify is committed",
         st.builds(Tracked, verified_batches(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
         chain_verify_is_committed,
         (
@@ -206,7 +203,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "draft extend gets its inputs",
         verified_batches(),
         draft_extend_gets_its_inputs,
         (
@@ -215,7 +211,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "draft extend gets its lengths",
         st.builds(Window, **WINDOWS, front=st.integers(0, 3), mrope=st.just(False), strided=st.booleans()),
         draft_extend_gets_its_lengths,
         (
@@ -224,7 +219,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "draft extend gets its layout",
         st.builds(Window, **WINDOWS, front=st.just(0), mrope=st.booleans(), strided=st.booleans()),
         draft_extend_gets_its_layout,
         (
@@ -233,7 +227,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "rows come to the front",
         verified_batches().filter(lambda case: case.batch.nodes >= case.width),
         rows_come_to_the_front,
         (fault(f"{WORKER}._compact_accept_to_front", "x[safe]", "x[safe * 0]"),),

@@ -85,7 +85,6 @@ _STEP = f"{DSV4}.DeepseekV4AttnBackend"
 
 PROPERTIES = (
     Property(
-        "each step plans its row",
         chains(),
         each_step_plans_its_row,
         (

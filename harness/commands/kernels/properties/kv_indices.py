@@ -114,7 +114,6 @@ SHAPES = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 4), "page_size"
 
 PROPERTIES = (
     Property(
-        "steps read prefix and branch",
         st.builds(
             Reads,
             requests(least=1),
@@ -133,7 +132,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "windows read the last of both",
         st.builds(
             Reads,
             requests(least=1),

@@ -162,7 +162,6 @@ MHA, MLA, DSA = (f"{POOLS}.{name}" for name in ("MHATokenToKVPool", "MLATokenToK
 
 PROPERTIES = (
     Property(
-        "path moves in MHA pool",
         st.builds(AcceptedBatch, batches(least=1), st.integers(1, 3), st.sampled_from([4, 256]), st.just(False)),
         path_moves_in_mha_pool,
         (
@@ -172,26 +171,27 @@ PROPERTIES = (
             fault(f"{LOCS}.fill_front_out_cache_loc_func", "torch.zeros_like(num_front)", "num_front // num_front"),
             fault(f"{SPEC}.move_accept_tokens_to_target_kvcache", "num_correct_drafts + 1,", "num_correct_drafts,"),
         ),
+        named="path moves in MHA pool",
     ),
     Property(
-        "path moves in MHA pool by indexing",
         st.builds(AcceptedBatch, batches(least=1), native=st.just(True)),
         path_moves_in_mha_pool,
         (fault(f"{POOLS}.move_kv_cache_native", "v_cache[src_loc_flat]", "v_cache[tgt_loc_flat]"),),
+        named="path moves in MHA pool by indexing",
     ),
     Property(
-        "path moves in MLA pool",
         st.builds(AcceptedBatch, batches(least=1)),
         path_moves_in_mla_pool,
         (fault(f"{MLA}.move_kv_cache", "kv_cache[src_loc_flat]", "kv_cache[tgt_loc_flat]"),),
+        named="path moves in MLA pool",
     ),
     Property(
-        "rows move in DSA pool",
         st.builds(Moves, st.integers(0, 12), st.integers(0, 999)),
         rows_move_in_dsa_pool,
         (
             fault(f"{DSA}.move_kv_cache", "self.index_key_cache.move(tgt_loc, src_loc)", "pass"),
             fault(f"{INDEX}.IndexKeyCache.move", "scales[src_page, src_offset]", "scales[src_page, tgt_offset]"),
         ),
+        named="rows move in DSA pool",
     ),
 )

@@ -55,7 +55,6 @@ KERNEL = f"{ROTATE}.rotate_input_ids_kernel"
 
 PROPERTIES = (
     Property(
-        "ids rotate",
         rotations(),
         ids_rotate,
         (

@@ -224,7 +224,6 @@ KERNEL, CALLER = f"{SAMPLING}.speculative_sampling_classic_kernel", f"{SAMPLING}
 
 PROPERTIES = (
     Property(
-        "chain is sampled",
         chains(),
         chain_is_sampled,
         (
@@ -235,7 +234,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "block is verified",
         blocks(),
         block_is_verified,
         (

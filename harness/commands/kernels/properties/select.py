@@ -174,7 +174,6 @@ PARTIAL, FINAL = f"{TOPK1}._draft_topk1_partial_argmax_kernel", f"{TOPK1}._draft
 
 PROPERTIES = (
     Property(
-        "tree grows",
         growths(),
         tree_grows,
         (
@@ -186,7 +185,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "top1 is drafted",
         top1s(),
         top1_is_drafted,
         (
@@ -197,7 +195,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "top1 is selected",
         top1s(),
         top1_is_selected,
         (fault(f"{TOPK1}.draft_topk1_argmax_only", "next_token_logits, scratch", "-next_token_logits, scratch"),),

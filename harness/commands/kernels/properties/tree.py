@@ -151,7 +151,6 @@ BUILD = f"{TREE}.sgl_build_tree_kernel_efficient_triton"
 
 _BUILDING = (
     Property(
-        "tree is built",
         st.builds(TreeBuild, batches(), st.sampled_from([FULL, QLEN]), st.booleans(), st.booleans()),
         tree_is_built,
         (
@@ -162,7 +161,6 @@ _BUILDING = (
         ),
     ),
     Property(
-        "chain is built",
         st.builds(Chain, batches(chain=True), st.sampled_from([None, False, True]), *[st.booleans()] * 3),
         chain_is_built,
         (
@@ -171,7 +169,6 @@ _BUILDING = (
         ),
     ),
     Property(
-        "mask is packed",
         batches(),
         mask_is_packed,
         (
@@ -229,7 +226,6 @@ VERIFY = f"{TREE}.verify_tree_greedy_kernel_triton"
 
 _VERIFYING = (
     Property(
-        "path is accepted",
         st.builds(Verify, batches(), st.integers(1, 3)),
         path_is_accepted,
         (

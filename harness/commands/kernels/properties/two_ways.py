@@ -86,7 +86,6 @@ _LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"
 
 PROPERTIES = (
     Property(
-        "nodes are committed in a kernel",
         TRACKED,
         nodes_are_committed_in_a_kernel,
         (
@@ -96,7 +95,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "nodes are committed in torch",
         TRACKED,
         nodes_are_committed_in_torch,
         (
@@ -109,7 +107,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "links follow from a mask in a kernel",
         MASKED,
         links_follow_from_a_mask_in_a_kernel,
         (
@@ -118,7 +115,6 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "links follow from a mask on the host",
         MASKED,
         links_follow_from_a_mask_on_the_host,
         (fault(f"{NGRAM}._derive_tree_links", "for i in reversed(", "for i in ("),),
