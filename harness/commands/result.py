@@ -107,10 +107,10 @@ class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     case: dict[str, Any]
     changes: list[str]  # its options
     size: str
-    shrunk: str  # what became smaller
-    looks: int  # smaller cases that ran
-    partial: bool  # time was up before it was smallest
-    known: str
+    shrunk: str = ""  # what became smaller
+    looks: int = 0  # smaller cases that ran
+    partial: bool = False  # time was up before it was smallest
+    known: str = ""
     again: str
     portable: str  # `again` without a path of this machine
     folder: str

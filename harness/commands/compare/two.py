@@ -33,23 +33,23 @@ from eagletwin.harness.page.render import write_page
 from ..fuzz.coverage import measured_of
 from ..fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen, Unstarted
 from ..fuzz.options import Plan
-from ..fuzz.shrinking import ShrinkCallbacks, Shrinking
+from ..fuzz.shrinking import ShrinkCallbacks, Shrinking, smaller
 from ..fuzz.steering import Steering, executed_places
 from ..fuzz.tally import LEAST, Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import log_progress
-from ..result import AcceptedFacts, ComparisonFacts
+from ..result import AcceptedFacts, ComparisonFacts, ExampleFacts
 from .groups import (
     EQUAL,
     MINIMAL,
     Breakage,
     ComparedCase,
-    Example,
     Result,
     SharedCase,
     SideResult,
     breakages,
     count_rounds,
+    example_facts,
     example_of,
     group_of,
 )
@@ -295,9 +295,9 @@ class Sides:
         head = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
         return head, outcome.known, outcome.again or again
 
-    def example(self, broken: Breakage, seconds: float, look: Callable[[str], None]) -> Example:
+    def example(self, broken: Breakage, seconds: float, look: Callable[[str], None]) -> ExampleFacts:
         """A case that HEAD breaks so and BASE does not, made smaller for as long, and kept."""
-        first, question = example_of(broken), broken.first.question
+        first, question = example_of(broken, self.run), broken.first.question
         seen, folder = self._seen.get(question.name), broken.first.folder
         if seen is None or folder is None or not seconds:
             return first
@@ -319,16 +319,18 @@ class Sides:
         outcome, line = finding.outcome, said_by_verdict(finding.outcome.verdict, finding.signature).text
         if finding.signature != broken.signature or finding.status == "equal":
             return first
-        return Example(
+        return example_facts(
+            broken,
             outcome.case,
-            line,
-            outcome.again,
-            folder / MINIMAL,
-            outcome.known,
-            question.changes,
-            seen.case,
-            finding.shrink_looks,
-            finding.partial,
+            self.run,
+            line=line,
+            changes=question.changes,
+            shrunk=smaller(seen.case, outcome.case),
+            looks=finding.shrink_looks,
+            partial=finding.partial,
+            known=outcome.known,
+            again=outcome.again,
+            folder=str(folder / MINIMAL),
         )
 
     def _is_live(self, question: SharedCase, head: SideResult) -> bool:
@@ -362,7 +364,7 @@ class ComparisonRun:
     out: Path
     _answers: list[ComparedCase] = field(default_factory=list)
     _believed: list[str] = field(default_factory=list)
-    _examples: dict[Signature, Example] = field(default_factory=dict)
+    _examples: dict[Signature, ExampleFacts] = field(default_factory=dict)
     _failed: str = ""
     _sides: Sides | None = None
 
