@@ -1,7 +1,8 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.signature import place_of
 from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
@@ -86,7 +87,7 @@ def argue(
     columns  of a line; a drawing and a command may be longer
     known    the id of the bug of the ledger that it may be
     """
-    engine, lines = header.engine, [_title(header, verdict)]
+    lines = [_title(header, verdict)]
     changes = trace.changes if trace is not None else (header.differs,) if header.differs else ()
     if verdict.not_seen:
         lines += fold(f"NOT SEEN  {verdict.not_seen}", columns, "", " " * 10)
@@ -100,7 +101,9 @@ def argue(
         lines += ["", *fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}", columns)]
         if verdict.exercised:
             lines += fold(f"Exercised: {', '.join(verdict.exercised)}.", columns)
-    lines += _later(verdict, columns)
+    if verdict.later:
+        more = count(sum(verdict.later.values()), "more comparison")
+        lines += ["", *fold(f"After it {more} diverged, which may follow from it: {by_name(verdict.later)}.", columns)]
     if known:
         text = f"It may be {known}: with its remedy this case is equal (`eagletwin info ledger {known}` says what it is)."
         lines += ["", *fold(text, columns)]
@@ -117,16 +120,8 @@ def argue(
         if verdict.relaxed:
             text += f" {others_in_plain_decode(verdict.relaxed)}"
         lines += ["", *fold(text, columns)]
-    notes = [text for change in changes if not change.patch or verdict.status == "equal" for text in change.lines()]
-    notes += [verdict.effect] if verdict.effect else []
-    notes += [*_unseen(verdict, engine), *_unjudged_lines(verdict)]
-    if text := compared_in_part(verdict.shares):
-        notes.append(f"Compared in part: {text}.")
-    notes += _excuses(verdict)
-    headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
-    if unchecked := sorted({name for one in headers for name in one.fallbacks}):
-        notes.append(f"Not checked by kernel.*, since Triton's interpreter ran it: {'; '.join(unchecked)}.")
-    lines += ["", *(line for text in notes for line in fold(text, columns))] if notes else []
+    notes = [line for text in _notes(header, verdict, trace, changes) for line in fold(text, columns)]
+    lines += ["", *notes] if notes else []
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)
@@ -142,37 +137,33 @@ def _title(header: Header, verdict: Verdict) -> str:
     return f"{verdict.status.upper()}  {header.case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"
 
 
-def _later(verdict: Verdict, columns: int) -> list[str]:
-    """How much diverged after the first divergence."""
-    if not verdict.later:
-        return []
-    total = sum(verdict.later.values())
-    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
-    return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
+def _notes(header: Header, verdict: Verdict, trace: Trace | None, changes: Sequence[Differs]) -> Iterator[str]:
+    """What ran of the changes, and what was not compared, in sentences."""
+    for change in changes:
+        if not change.patch or verdict.status == "equal":
+            yield from change.lines()
+    if verdict.effect:
+        yield verdict.effect
+    if verdict.unseen:
+        yield f"Not seen ({_why_unseen(header.engine, verdict.unseen)}): {by_name(verdict.unseen)}."
+    if verdict.impossible:
+        parts = by_name(verdict.unjudged)
+        where = asked_the_impossible(verdict.impossible) + (f": {parts}" if parts else "")
+        yield f"Not judged (what it asks for together allows no token there): {where}."
+    if text := compared_in_part(verdict.shares):
+        yield f"Compared in part: {text}."
+    if verdict.excuses:
+        more = sum(verdict.excused.values()) - _EXCUSES
+        rest = f"; {more} more, of which verdict.json names the first {MOST_EXCUSES}" if more > 0 else ""
+        yield f"Excused: {'; '.join(map(str, verdict.excuses[:_EXCUSES]))}{rest}."
+    headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
+    if unchecked := sorted({name for one in headers for name in one.fallbacks}):
+        yield f"Not checked by kernel.*, since Triton's interpreter ran it: {'; '.join(unchecked)}."
 
 
-def _unseen(verdict: Verdict, engine: EngineInfo) -> list[str]:
-    """What could not be seen in this mode."""
-    if not verdict.unseen:
-        return []
-    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-    return [f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."]
-
-
-def _unjudged_lines(verdict: Verdict) -> list[str]:
-    """What was not judged, since a request asks for what cannot be."""
-    if not verdict.impossible:
-        return []
-    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unjudged.items()))
-    where = asked_the_impossible(verdict.impossible) + (f": {parts}" if parts else "")
-    return [f"Not judged (what it asks for together allows no token there): {where}."]
-
-
-def _excuses(verdict: Verdict) -> list[str]:
-    """What is no divergence though the reference has it otherwise: the first of them, and how many more there are."""
-    more = sum(verdict.excused.values()) - _EXCUSES
-    rest = f"; {more} more, of which verdict.json names the first {MOST_EXCUSES}" if more > 0 else ""
-    return [f"Excused: {'; '.join(map(str, verdict.excuses[:_EXCUSES]))}{rest}."] if verdict.excuses else []
+def by_name(numbers: Mapping[str, int]) -> str:
+    """How often each of some things was there, such as rules."""
+    return ", ".join(f"{name} {number}" for name, number in sorted(numbers.items()))
 
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:

@@ -48,6 +48,11 @@ class Outcome:
     again: str = ""
     known: str = ""
 
+    @property
+    def of_page(self) -> tuple[Path, Trace, Verdict, str, str, str]:
+        """What page.run.write_run takes."""
+        return self.folder, self.trace, self.verdict, self.report, self.again, self.known
+
     def text(self, columns: int) -> str:
         """The report in lines of so many columns, as it is printed; the file has its own."""
         return argue(self.trace.header, self.verdict, again=self.again, trace=self.trace, columns=columns, known=self.known)

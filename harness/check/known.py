@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -92,13 +93,16 @@ def _changed_functions(file: Path, newest: Path, module: str) -> frozenset[str]:
     return frozenset((*(place.name for place in found.places), *found.removed))
 
 
-# Which of several remedies a case needs: the fewest without any one of which it is wrong.
+# Which of several parts a case needs, such as remedies to be right, or features to show a fault: the fewest.
 #
 # Each question runs the case once, so they are asked of halves: one that is needed among eight takes three to six runs, where
 # taking away one after the other takes eight.
 
 
-def fewest(parts: Sequence[str], clean: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+Part = TypeVar("Part")
+
+
+def fewest(parts: Sequence[Part], clean: Callable[[tuple[Part, ...]], bool]) -> tuple[Part, ...]:
     """The parts that are needed, in their order; of two that do the same, the one that comes first. clean: whether a case is
     right with these alone; it is with all of them, and not with none."""
     found = _minimize_parts((), tuple(parts), clean, asked=True)
@@ -113,8 +117,8 @@ def fewest(parts: Sequence[str], clean: Callable[[Sequence[str]], bool]) -> tupl
 
 
 def _minimize_parts(
-    kept: tuple[str, ...], parts: tuple[str, ...], clean: Callable[[Sequence[str]], bool], *, asked: bool
-) -> tuple[str, ...]:
+    kept: tuple[Part, ...], parts: tuple[Part, ...], clean: Callable[[tuple[Part, ...]], bool], *, asked: bool
+) -> tuple[Part, ...]:
     """Those of `parts` that are needed beside those that are kept. asked: the kept alone are known to be too few."""
     if not asked and clean(kept):
         return ()

@@ -144,7 +144,8 @@ class JudgedServer:
         """diverged if one is; equal if all are, and there is one."""
         if self.counts["diverged"]:
             return "diverged"
-        doubt = self.counts["unknown"] or self._silent() or self._uncompared_launches() or not self.counts["equal"]
+        silent = any(not server.recordings for server in self.servers)  # it saw requests, and recorded none
+        doubt = self.counts["unknown"] or silent or self._uncompared_launches() or not self.counts["equal"]
         return "unknown" if doubt else "equal"
 
     @property
@@ -164,10 +165,6 @@ class JudgedServer:
     def _uncompared_launches(self) -> list[str]:
         """The launches that were looked at beside their checkpoints, and of which nothing that was drafted was compared."""
         return [launch for launch, number in self._draft_counts().items() if not number]
-
-    def _silent(self) -> list[RecordedRank]:
-        """Ranks that saw requests and recorded none of them."""
-        return [server for server in self.servers if not server.recordings]
 
     def report(self, columns: int, again: str) -> str:
         """For a person."""

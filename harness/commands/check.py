@@ -12,30 +12,27 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .options import DEFAULT_RUNS, ENGINE, Runs
+from .options import ENGINE
 from .result import CheckFacts, emit_result, with_json
-from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, STRICT, run_options
+from .run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, Names, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.case import Case
     from eagletwin.harness.engines.start import Zygote
 
 
+AFTER = option(ENGINE, "after", Names, None, "CASE")(
+    "First run this case in the same process, to repeat a state leak between cases. Repeatable."
+)
+
+
 @with_json
-@run_options(CHANGES, JUDGING, STRICT, REPEAT, SOURCE, HOW, LIMITS)
+@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
-    after: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--after",
-            metavar="CASE",
-            rich_help_panel=ENGINE,
-            help="First run this case in the same process, to repeat a state leak between cases. Repeatable.",
-        ),
-    ] = None,
-    out: Runs = DEFAULT_RUNS,
     *,
+    after: list[str] | None,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Run one case on one engine and judge it."""

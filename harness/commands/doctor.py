@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError
@@ -23,21 +24,25 @@ _PACKAGES = (
 )
 
 
-def gpu_tools() -> list[tuple[str, str, bool, str]]:
-    """What, what was found, whether it is there, and what to do."""
+_NVCC = "0.5.23 compiles kernels when they are first used; install CUDA's toolkit, or set CUDA_HOME"
+
+
+def _gpu_tools() -> Iterator[DoctorCheckFacts]:
+    """What the CUDA engine compiles with and imports."""
     home = cuda_home()
-    nvcc = home / "bin" / "nvcc" if home is not None else None
-    found = [
-        _file("nvcc", nvcc, "0.5.23 compiles kernels when they are first used; install CUDA's toolkit, or set CUDA_HOME"),
-        _file("libcudart.so", home and home / "lib64" / "libcudart.so", "kernels are linked with it; set CUDA_HOME"),
-        _file("curand.h", _curand(home), "FlashInfer's sampling includes it; name its folder in CPATH"),
-        _file("ninja", shutil.which("ninja"), "install ninja: it starts the compilers"),
-    ]
+    files = (
+        ("nvcc", home and home / "bin" / "nvcc", _NVCC),
+        ("libcudart.so", home and home / "lib64" / "libcudart.so", "kernels are linked with it; set CUDA_HOME"),
+        ("curand.h", _curand(home), "FlashInfer's sampling includes it; name its folder in CPATH"),
+        ("ninja", shutil.which("ninja"), "install ninja: it starts the compilers"),
+    )
+    for what, file, remedy in files:
+        there = file is not None and Path(file).exists()
+        yield _fact(what, str(file) if there else "not found", remedy * (not there), needed=False)
     for module, package, remedy in _PACKAGES:
-        there = importlib.util.find_spec(module) is not None
-        version = installed_version(package)
-        found.append((module, "not installed" if not there else "there" if version == ABSENT else version, there, remedy))
-    return found
+        there, version = importlib.util.find_spec(module) is not None, installed_version(package)
+        found = "not installed" if not there else "there" if version == ABSENT else version
+        yield _fact(module, found, remedy * (not there), needed=False)
 
 
 def cuda_home() -> Path | None:
@@ -49,11 +54,6 @@ def cuda_home() -> Path | None:
     return next(
         (place for place in (*places, Path("/usr/local/cuda")) if (place / "include" / "cuda_runtime.h").exists()), None
     )
-
-
-def _file(what: str, file: Path | str | None, remedy: str) -> tuple[str, str, bool, str]:
-    there = file is not None and Path(file).exists()
-    return what, str(file) if there else "not found", there, remedy
 
 
 def _curand(home: Path | None) -> Path | None:
@@ -69,43 +69,30 @@ NEEDED_GIGABYTES = 2.0
 
 
 def examine() -> list[DoctorCheckFacts]:
-    findings = [
-        DoctorCheckFacts(
-            what="Python",
-            found=platform.python_version(),
-            good=sys.version_info >= (3, 11),
-            needed=True,
-            remedy="use Python 3.11 or newer",
-        ),
-        _memory(),
-        _cache(),
-        *(
-            _package(name, needed)
-            for name, needed in (("torch", True), ("triton", True), ("transformers", True), ("sglang", True))
-        ),
-    ]
-    findings.append(_cpu_engine() if all(finding.good or not finding.needed for finding in findings) else _skipped_check())
-    findings += _cuda()
-    findings.append(_releases())
-    return findings
+    python, supported = platform.python_version(), sys.version_info >= (3, 11)
+    findings = [_fact("Python", python, "use Python 3.11 or newer", good=supported), _memory(), _cache()]
+    for name in ("torch", "triton", "transformers", "sglang"):
+        found = installed_version(name)
+        absent = found == ABSENT
+        findings.append(_fact(name, "not installed" if absent else found, "`make setup`, or install it yourself" * absent))
+    able = all(finding.good or not finding.needed for finding in findings)
+    findings.append(_cpu_engine() if able else _fact("CPU engine", "not tried: see above", "fix what is red above"))
+    return [*findings, *_cuda(), _releases()]
+
+
+def _fact(what: str, found: str, remedy: str = "", *, good: bool | None = None, needed: bool = True) -> DoctorCheckFacts:
+    """good: by default, whether there is no remedy."""
+    return DoctorCheckFacts(what=what, found=found, good=not remedy if good is None else good, needed=needed, remedy=remedy)
 
 
 def _memory() -> DoctorCheckFacts:
     try:
         with open("/proc/meminfo") as file:
-            kilobytes = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-        gigabytes = kilobytes / 1e6
+            gigabytes = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) / 1e6
     except (OSError, StopIteration):
-        return DoctorCheckFacts(
-            what="memory", found="cannot tell: not Linux?", good=False, needed=True, remedy="the engine forks; use Linux"
-        )
-    return DoctorCheckFacts(
-        what="memory",
-        found=f"{gigabytes:.1f} GB available",
-        good=gigabytes >= NEEDED_GIGABYTES,
-        needed=True,
-        remedy=f"free {NEEDED_GIGABYTES:g} GB",
-    )
+        return _fact("memory", "cannot tell: not Linux?", "the engine forks; use Linux")
+    enough = gigabytes >= NEEDED_GIGABYTES
+    return _fact("memory", f"{gigabytes:.1f} GB available", f"free {NEEDED_GIGABYTES:g} GB", good=enough)
 
 
 def _cache() -> DoctorCheckFacts:
@@ -115,28 +102,8 @@ def _cache() -> DoctorCheckFacts:
         probe.write_bytes(b"")
         probe.unlink()
     except (OSError, EagletwinError) as error:
-        return DoctorCheckFacts(
-            what="cache",
-            found=str(error).partition("\n")[0],
-            good=False,
-            needed=True,
-            remedy="set EAGLETWIN_CACHE to a folder you may write",
-        )
-    return DoctorCheckFacts(what="cache", found=str(folder.parent), good=True, needed=True, remedy="")
-
-
-def _package(name: str, needed: bool) -> DoctorCheckFacts:
-    found = installed_version(name)
-    if found != ABSENT:
-        return DoctorCheckFacts(what=name, found=found, good=True, needed=needed, remedy="")
-    remedy = "`make setup`, or install it yourself"
-    return DoctorCheckFacts(what=name, found="not installed", good=False, needed=needed, remedy=remedy)
-
-
-def _skipped_check() -> DoctorCheckFacts:
-    return DoctorCheckFacts(
-        what="CPU engine", found="not tried: see above", good=False, needed=True, remedy="fix what is red above"
-    )
+        return _fact("cache", str(error).partition("\n")[0], "set EAGLETWIN_CACHE to a folder you may write")
+    return _fact("cache", str(folder.parent))
 
 
 def _cpu_engine() -> DoctorCheckFacts:
@@ -147,49 +114,27 @@ def _cpu_engine() -> DoctorCheckFacts:
     try:
         with Host() as host:
             host.engine(case)
-            found = f"SGLang {host.version}: scheduler and EAGLE worker stand"
+            return _fact("CPU engine", f"SGLang {host.version}: scheduler and EAGLE worker stand")
     except EagletwinError as error:
-        return DoctorCheckFacts(
-            what="CPU engine",
-            found=error.cause,
-            good=False,
-            needed=True,
-            remedy="`make setup` installs what it was tested with",
-        )
-    return DoctorCheckFacts(what="CPU engine", found=found, good=True, needed=True, remedy="")
+        return _fact("CPU engine", error.cause, "`make setup` installs what it was tested with")
 
 
 def _cuda() -> list[DoctorCheckFacts]:
     """The engine, and what it compiles with and imports on a GPU."""
     missing = missing_for_cuda()
     if missing is not None:
-        return [DoctorCheckFacts(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])]
+        return [_fact("CUDA engine", *missing, needed=False)]
     import torch
 
     found = f"{torch.cuda.get_device_name()}, {torch.cuda.device_count()} of them; `check 25015 --device cuda` tries it"
-    return [
-        DoctorCheckFacts(what="CUDA engine", found=found, good=True, needed=False, remedy=""),
-        *(
-            DoctorCheckFacts(what=what, found=there, good=good, needed=False, remedy="" if good else remedy)
-            for what, there, good, remedy in gpu_tools()
-        ),
-    ]
+    return [_fact("CUDA engine", found, needed=False), *_gpu_tools()]
 
 
 def _releases() -> DoctorCheckFacts:
     known, there = releases(), here()
-    return DoctorCheckFacts(
-        what="releases",
-        found=f"{len(there)} of {len(known)} are here: {', '.join(there) or 'none'}"
-        + (
-            ""
-            if len(there) == len(known)
-            else "; `--sglang` fetches the one that it names, `eagletwin info releases fetch` all"
-        ),
-        good=True,
-        needed=False,
-        remedy="",
-    )
+    rest = "; `--sglang` fetches the one that it names, `eagletwin info releases fetch` all" * (len(there) < len(known))
+    found = f"{len(there)} of {len(known)} are here: {', '.join(there) or 'none'}{rest}"
+    return _fact("releases", found, needed=False)
 
 
 @with_json

@@ -11,22 +11,30 @@ from eagletwin.harness.core.terminal import count, each, fold, width
 
 from .doctor import doctor
 from .result import ReleaseFacts, ReleasesFacts, emit_result, with_json
+from .run_options import flag, option, run_options
 
 info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")
 info.add_typer(releases, name="releases")
 info.command()(doctor)
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+AS_JSON = option("", "as_json", bool, False, "", "--json")("As JSON, for programs.")
+LEDGER_OPTIONS = (
+    flag("", "live")("Only bugs that no release has fixed."),
+    option("", "release", str, "", "RELEASE", "--in")("Only bugs of this release."),
+    AS_JSON,
+)
 
 
 @info.command()
+@run_options(LEDGER_OPTIONS)
 def ledger(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]…", help="These entries alone, with all that is known.")
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Only bugs that no release has fixed.")] = False,
-    release: Annotated[str, typer.Option("--in", metavar="RELEASE", help="Only bugs of this release.")] = "",
-    as_json: AsJson = False,
+    *,
+    live: bool,
+    release: str,
+    as_json: bool,
 ) -> int:
     """List the known bugs: id, releases that have it, what a run needs for it to matter."""
     from eagletwin.cases.ledger import with_probes
@@ -83,7 +91,8 @@ def full_text(entry: Known) -> str:
 
 
 @info.command()
-def rules(as_json: AsJson = False) -> int:
+@run_options((AS_JSON,))
+def rules(*, as_json: bool) -> int:
     """List the rules: what must hold, and whether a rule needs the model's weights."""
     from eagletwin.harness.judge.rules import catalogue, rules_json
 
@@ -100,7 +109,8 @@ def rules(as_json: AsJson = False) -> int:
 
 
 @info.command()
-def models(as_json: AsJson = False) -> int:
+@run_options((AS_JSON,))
+def models(*, as_json: bool) -> int:
     """List the model recipes: tiny, synthetic target / draft pairs, one family a block."""
     from eagletwin.harness.families import FAMILIES
 

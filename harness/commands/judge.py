@@ -11,47 +11,34 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .result import JudgeFacts, RecordedFacts, emit_result, with_json
-from .run_options import JUDGING, run_options
+from .run_options import JUDGING, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.check.recordings import JudgedServer
 
 
 _CHECKPOINTS = "The checkpoints of a recorded server"
-Target = Annotated[
-    str,
-    typer.Option(metavar="CHECKPOINT", rich_help_panel=_CHECKPOINTS, show_default=False, help="Its target: folder or name."),
-]
-Draft = Annotated[
-    str,
-    typer.Option(metavar="CHECKPOINT", rich_help_panel=_CHECKPOINTS, show_default=False, help="Its draft: folder or name."),
-]
-Device = Annotated[
-    Literal["cpu", "cuda"],
-    typer.Option(metavar="DEVICE", rich_help_panel=_CHECKPOINTS, help="Where the pair is computed: cpu or cuda."),
-]
+OPTIONS = (
+    option(_CHECKPOINTS, "target", str, "", "CHECKPOINT", show_default=False)("Its target: folder or name."),
+    option(_CHECKPOINTS, "draft", str, "", "CHECKPOINT", show_default=False)("Its draft: folder or name."),
+    option(_CHECKPOINTS, "device", Literal["cpu", "cuda"], "cpu", "DEVICE")("Where the pair is computed: cpu or cuda."),
+    flag("", "html")("Make the page report.html of any run folder, and print no verdict. Exit code: 0 if it is written."),
+    option("", "out", Path | None, None, "FOLDER")("With --html: write it there, not into the folder itself."),
+)
 
 
 @with_json
-@run_options(JUDGING)
+@run_options(OPTIONS, JUDGING)
 def judge(
     trace: Annotated[
         Path, typer.Argument(help="A folder with trace.json and trace.safetensors, or one that `eagletwin record` wrote into.")
     ],
-    target: Target = "",
-    draft: Draft = "",
-    device: Device = "cpu",
-    html: Annotated[
-        bool,
-        typer.Option(
-            "--html", help="Make the page report.html of any run folder, and print no verdict. Exit code: 0 if it is written."
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="With --html: write it there, not into the folder itself."),
-    ] = None,
     *,
+    target: str,
+    draft: str,
+    device: str,
+    html: bool,
+    out: Path | None,
     spec: RunSpec,
 ) -> int:
     """Judge a recorded trace again, or the requests that a server recorded. Needs no SGLang.

@@ -135,7 +135,7 @@ def _answer(host: Host, question: Question) -> Cell:
         outcome = confirm(engine, case, *question.found, folder, run, again=again, host=beside)
     else:
         outcome = check(engine, case, folder, run, after=question.after, again=again, host=beside)
-    write_run(outcome)
+    write_run(*outcome.of_page)
     return Cell(outcome.verdict, outcome)
 
 

@@ -1,191 +1,28 @@
-"""What the commands of the command line share: their options, and how what was typed becomes cases, patches and rules."""
+"""What commands share: panels of --help, a line of progress, and how options become a mode."""
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.files import check_writable
 from eagletwin.harness.core.run_spec import Attention, Dtype, Kernels, Mode
-from eagletwin.harness.core.verdict import View
 
 # Panels of --help. The options of one command alone are in panels of its own, or in "Options".
 ENGINE, JUDGE, OUTPUT = "Engine: what runs", "Judge", "Output and limits"
 
-Runs = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        metavar="FOLDER",
-        callback=check_writable,
-        rich_help_panel=OUTPUT,
-        help="Folder for run folders. Nothing is overwritten.",
-    ),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", rich_help_panel=OUTPUT, help="Print the whole report.")]
-StepSeconds = Annotated[
-    float,
-    typer.Option(
-        "--step-timeout",
-        metavar="SECONDS",
-        min=0.1,
-        rich_help_panel=OUTPUT,
-        help="Time limit for one stage of one scheduler iteration.",
-    ),
-]
-CaseSeconds = Annotated[
-    float,
-    typer.Option(
-        "--case-timeout",
-        metavar="SECONDS",
-        min=0.1,
-        rich_help_panel=OUTPUT,
-        help="Time limit for a whole case.",
-    ),
-]
-KernelRuntime = Annotated[
-    Kernels,
-    typer.Option(
-        "--kernels",
-        metavar="RUNTIME",
-        rich_help_panel=ENGINE,
-        help="The runtime of Triton kernels on a CPU. `fast`: the runtime of eagletwin. `interpreter`: Triton's own. "
-        "`shadow`: both, compared launch by launch. `checked`: the fast runtime runs each launch three times, to find "
-        "undefined values and races.",
-    ),
-]
-Reverts = Annotated[
-    list[str] | None,
-    typer.Option("--revert", metavar="PR", rich_help_panel=ENGINE, help="Undo this fix of the ledger, in memory. Repeatable."),
-]
-Remedies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--remedy",
-        metavar="ENTRY",
-        rich_help_panel=ENGINE,
-        help="Apply the candidate fix of a live bug, in memory. Repeatable.",
-    ),
-]
-Views = Annotated[
-    View,
-    typer.Option(
-        "--view",
-        metavar="VIEW",
-        rich_help_panel=JUDGE,
-        help="How to judge three known deviations of SGLang. `slot_layout`, `last_fed`: accept two approximations. "
-        "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
-        "`committed`: report a row of a multi-layer draft that did not consume the committed token (entry boundary-kv). "
-        "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift).",
-    ),
-]
-PatchFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--patch",
-        metavar="FILE",
-        rich_help_panel=ENGINE,
-        help="Apply this diff or these edits (JSON), without changing the installed release. Repeatable.",
-    ),
-]
-Sglang = Annotated[
-    str,
-    typer.Option(
-        "--sglang",
-        metavar="RELEASE|PATH",
-        rich_help_panel=ENGINE,
-        help="Run this SGLang: a published release, or a source tree. Default: the installed one.",
-        show_default=False,
-    ),
-]
-Device = Annotated[
-    Literal["cpu", "cuda"],
-    typer.Option("--device", metavar="DEVICE", rich_help_panel=ENGINE, help="Where the worker runs: `cpu` or `cuda`."),
-]
-Graphs = Annotated[
-    str | None,
-    typer.Option(
-        "--graphs",
-        metavar="SIZES",
-        rich_help_panel=ENGINE,
-        help="On a GPU: batch sizes for which CUDA graphs are captured, by default 1,2,4. A larger batch runs without a graph. "
-        "`none`: no graphs.",
-        show_default=False,
-    ),
-]
-PrefillGraphs = Annotated[
-    str | None,
-    typer.Option(
-        "--prefill-graphs",
-        metavar="SIZES",
-        rich_help_panel=ENGINE,
-        help="On a GPU: token counts, such as 16,64, for which graphs of prefill are captured too. Default: none.",
-        show_default=False,
-    ),
-]
-Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap/--no-overlap",
-        rich_help_panel=ENGINE,
-        help="The release's overlap scheduler. Default: on for a GPU, off for a CPU.",
-    ),
-]
-Ranks = Annotated[
-    int,
-    typer.Option(
-        "--tp",
-        metavar="N",
-        min=1,
-        rich_help_panel=ENGINE,
-        help="Ranks of tensor parallelism, a GPU each. Every rank is judged.",
-    ),
-]
-Stages = Annotated[
-    int,
-    typer.Option(
-        "--pp",
-        metavar="N",
-        min=1,
-        rich_help_panel=ENGINE,
-        help="Stages of pipeline parallelism, on a CPU: a process each. The last one, which drafts and verifies, is judged.",
-    ),
-]
-DataType = Annotated[
-    Dtype,
-    typer.Option(
-        "--dtype",
-        metavar="TYPE",
-        rich_help_panel=ENGINE,
-        help="Data type of the worker: `float32`, or `bfloat16`: the type of production, in which more choices are ties.",
-    ),
-]
-AttentionBackend = Annotated[
-    Attention,
-    typer.Option(
-        "--attention",
-        metavar="BACKEND",
-        rich_help_panel=ENGINE,
-        help="SGLang's attention backend: `triton`, or, with --device cuda and --dtype bfloat16, `fa3` (FlashAttention 3, on a "
-        "Hopper GPU), `flashinfer` (for models with heads of 64 and more, such as llama-wide) or `flashmla` (for chains of "
-        "models with latent attention, in pages of 64).",
-    ),
-]
 DEFAULT_GRAPHS = None  # GRAPHS on a GPU, none on a CPU
 GRAPHS = "1,2,4"
-RulesOff = Annotated[
-    list[str] | None,
-    typer.Option("--without", metavar="RULE", rich_help_panel=JUDGE, help="Switch a rule off. Repeatable."),
-]
 DEFAULT_RUNS = Path("eagletwin-runs")
 
 
 def log_progress(text: str) -> None:
     """Progress: to stderr, as it comes."""
     print(text, file=sys.stderr, flush=True)
+
+
+def nothing_run(cause: str, remedy: str) -> InputError:
+    """The error of what was typed and cannot be run."""
+    return InputError(cause, consequence="nothing was run", remedy=remedy)
 
 
 def let_threads_sleep() -> None:
@@ -216,10 +53,8 @@ def mode_of(
     sizes = _sizes("--graphs", usual if graphs is None else graphs, "batch sizes", "1,2,4")
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
     if prefill and not sizes:
-        raise InputError(
-            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither",
-            consequence="nothing was run",
-            remedy="leave one of them out",
+        raise nothing_run(
+            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither", "leave one of them out"
         )
     if device == "cpu":
         return Mode(graphs=sizes, prefill_graphs=prefill, overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
@@ -241,11 +76,7 @@ def _sizes(option: str, given: str, what: str, such: str) -> tuple[int, ...]:
         return ()
     sizes = tuple(sorted({int(size) for size in given.split(",") if size.isdigit() and int(size)}))
     if not sizes or ",".join(map(str, sizes)) != given:
-        raise InputError(
-            f"{option} {given}: not an ascending list of {what}",
-            consequence="nothing was run",
-            remedy=f"give sizes such as {such}, or none",
-        )
+        raise nothing_run(f"{option} {given}: not an ascending list of {what}", f"give sizes such as {such}, or none")
     return sizes
 
 
@@ -253,27 +84,24 @@ def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
     """Raises InputError for kernels of attention where they cannot run: a GPU's, which know 16 bits and less."""
     if attention != "triton" and (device != "cuda" or dtype != "bfloat16"):
         asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
-        raise InputError(
+        raise nothing_run(
             f"--attention {attention} with {asked}: its kernels run on a GPU, and know no float32",
-            consequence="nothing was run",
-            remedy="give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
+            "give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
         )
 
 
 def check_kernels(kernels: Kernels, mode: Mode) -> None:
     """Raises InputError for a kernel runtime that would not run, or not with this type."""
     if mode.device == "cuda" and kernels != "fast":
-        raise InputError(
+        raise nothing_run(
             f"--kernels {kernels} with --device cuda: on a GPU Triton compiles the kernels, and no runtime of eagletwin's runs",
-            consequence="nothing was run",
-            remedy="leave --kernels out, or use --device cpu",
+            "leave --kernels out, or use --device cpu",
         )
     if mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
-        raise InputError(
+        raise nothing_run(
             f"--kernels {kernels} with --dtype bfloat16: Triton's interpreter computes with the bits of bfloat16 as if they "
             "were integers",
-            consequence="nothing was run",
-            remedy="use --kernels fast or checked",
+            "use --kernels fast or checked",
         )
 
 
@@ -297,10 +125,9 @@ def check_stages(pp: int, device: str, tp: int, *, overlap: bool) -> None:
         return
     beside = "--device cuda" if device == "cuda" else f"--tp {tp}" if tp > 1 else "--overlap" if overlap else ""
     if beside:
-        raise InputError(
+        raise nothing_run(
             f"--pp {pp} with {beside}: pipelines are driven on a CPU, of one rank a stage, without overlap",
-            consequence="nothing was run",
-            remedy=f"leave {beside.partition(' ')[0]} or --pp out",
+            f"leave {beside.partition(' ')[0]} or --pp out",
         )
     from eagletwin.harness.families import RECIPES
 

@@ -5,7 +5,7 @@ import secrets
 import shlex
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.engines.protocol import RecordOptions, environment
 
 from .options import log_progress
+from .run_options import Names, flag, option, run_options
 
 _USUAL = RecordOptions()
 _WHICH, _COST = "Which requests", "What it may cost"
@@ -21,56 +22,26 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="COMMAND", help="Behind `--`: what starts the server, as you start it.", show_default=False),
 ]
-Every = Annotated[
-    int, typer.Option(metavar="N", min=1, rich_help_panel=_WHICH, help="The first request, and each N-th after it.")
-]
-Requests = Annotated[
-    list[str] | None,
-    typer.Option("--request", metavar="RID", rich_help_panel=_WHICH, help="The request of this id, too. Repeat for more."),
-]
-Private = Annotated[
-    bool, typer.Option("--private", rich_help_panel=_WHICH, help="Permute token ids, each request's in a way of its own.")
-]
-Share = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        min=0.0001,
-        max=1,
-        rich_help_panel=_COST,
-        help="Choose no further request above this share of the scheduler's time.",
+OPTIONS = (
+    option(_WHICH, "every", int, _USUAL.every, "N", min=1)("The first request, and each N-th after it."),
+    option(_WHICH, "request", Names, None, "RID")("The request of this id, too. Repeat for more."),
+    flag(_WHICH, "private")("Permute token ids, each request's in a way of its own."),
+    option(_COST, "share", float, _USUAL.share, "SHARE", min=0.0001, max=1)(
+        "Choose no further request above this share of the scheduler's time."
     ),
-]
-Megabytes = Annotated[int, typer.Option(metavar="MB", min=1, rich_help_panel=_COST, help="Of all files of a rank, at most.")]
-Rounds = Annotated[
-    int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Of a request, at most: it is recorded so far.")
-]
-Rows = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=0,
-        rich_help_panel=_WHICH,
-        help="The draft's KV rows, too: the first N of a request, for `judge --target --draft`.",
+    option(_COST, "megabytes", int, _USUAL.megabytes, "MB", min=1)("Of all files of a rank, at most."),
+    option(_COST, "rounds", int, _USUAL.rounds, "N", min=1)("Of a request, at most: it is recorded so far."),
+    option(_COST, "at_once", int, _USUAL.at_once, "N", min=1)("Requests that are recorded at one time, at most."),
+    option(_WHICH, "rows", int, _USUAL.rows, "N", min=0)(
+        "The draft's KV rows, too: the first N of a request, for `judge --target --draft`."
     ),
-]
-AtOnce = Annotated[
-    int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Requests that are recorded at one time, at most.")
-]
+    option("", "print_", bool, False, "", "--print")("Print the two variables for a shell, and start nothing."),
+)
 
 
+@run_options(OPTIONS)
 def record(
-    folder: Folder,
-    command: Command = None,
-    every: Every = _USUAL.every,
-    request: Requests = None,
-    private: Private = False,
-    share: Share = _USUAL.share,
-    megabytes: Megabytes = _USUAL.megabytes,
-    rounds: Rounds = _USUAL.rounds,
-    at_once: AtOnce = _USUAL.at_once,
-    rows: Rows = _USUAL.rows,
-    print_: Annotated[bool, typer.Option("--print", help="Print the two variables for a shell, and start nothing.")] = False,
+    folder: Folder, command: Command = None, *, request: list[str] | None, private: bool, rows: int, print_: bool, **limits: Any
 ) -> int:
     """Record requests of a real server, for `eagletwin judge FOLDER`.
 
@@ -82,17 +53,8 @@ def record(
             consequence="no server was started: rows tell token ids, and permuted ids explain no row",
             remedy="leave one of the two out",
         )
-    options = RecordOptions(
-        every=every,
-        requests=tuple(request or ()),
-        private=private,
-        key=secrets.token_hex(16) if private else "",
-        share=share,
-        megabytes=megabytes,
-        rounds=rounds,
-        at_once=at_once,
-        rows=rows,
-    )
+    key = secrets.token_hex(16) if private else ""
+    options = RecordOptions(requests=tuple(request or ()), private=private, key=key, rows=rows, **limits)
     variables = environment(folder.absolute(), options)
     if print_:
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))

@@ -5,26 +5,30 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
-from eagletwin.harness.check.recordings import CompareRecording, JudgedServer, LookedAt
+from eagletwin.harness.check.argument import WIDTH, argue
+from eagletwin.harness.check.recordings import CompareRecording, JudgedServer, LookedAt, is_session, judge_recordings
+from eagletwin.harness.check.repro import SCRIPT
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.recording import RecordedServer, RecordingComparison
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import HEADER, Trace
+from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.deserved.draft import check_device, on
 from eagletwin.harness.deserved.precision import Pair, load_served
 from eagletwin.harness.deserved.recorded import compare_recording, started_of
+from eagletwin.harness.families.traces import strangers_trace
+from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.document import Document, DocumentSection, TableCell, row, table
-from eagletwin.harness.page.run import run_page
+from eagletwin.harness.page.render import write_page
+from eagletwin.harness.page.run import files_of, run_page
 
 from .options import let_threads_sleep
 from .result import WrittenFacts, emit_result
-
-if TYPE_CHECKING:
-    from eagletwin.harness.core.verdict import Verdict
 
 # The page of a server's recordings: all of them by status, their time line, and the first that diverged in full.
 
@@ -137,8 +141,6 @@ def write_report(folder: Path, out: Path | None = None) -> int:
     Returns an exit code, which says whether the page was written and nothing of what is on it.
     """
     make = _maker(folder)
-    from eagletwin.harness.page.render import write_page
-
     page, place = make(), out or folder
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -154,11 +156,9 @@ def write_report(folder: Path, out: Path | None = None) -> int:
     return EXIT_EQUAL
 
 
-def _maker(folder: Path) -> "Callable[[], Document]":
+def _maker(folder: Path) -> Callable[[], Document]:
     """What makes the page of this folder. Raises InputError for one that holds nothing that has a page."""
-    from eagletwin.harness.check.recordings import is_session
-    from eagletwin.harness.core.trace import HEADER
-
+    # `judge` of a server needs none of these
     from .acceptance.report import FACTS, acceptance_page
     from .bisect.report import REPORT, bisection_page
     from .compare.one_report import JOB, job_page
@@ -188,15 +188,8 @@ def _maker(folder: Path) -> "Callable[[], Document]":
     )
 
 
-def _trace(folder: Path) -> "Document":
+def _trace(folder: Path) -> Document:
     """A trace, with the verdict that lies beside it: it may rest on more than one run."""
-    from eagletwin.harness.check.argument import argue
-    from eagletwin.harness.check.repro import SCRIPT
-    from eagletwin.harness.core.run_spec import DEFAULT_RUN
-    from eagletwin.harness.families.traces import strangers_trace
-    from eagletwin.harness.judge.judge import judge
-    from eagletwin.harness.page.run import files_of, run_page
-
     trace = strangers_trace(folder)
     verdict = _verdict(folder) or judge(trace)
     script = folder / SCRIPT
@@ -206,12 +199,8 @@ def _trace(folder: Path) -> "Document":
     return run_page(trace, verdict, argument=argument, again=again, files=files_of(folder))
 
 
-def _verdict(folder: Path) -> "Verdict | None":
+def _verdict(folder: Path) -> Verdict | None:
     """The verdict of a run folder. Raises InputError for one that cannot be read."""
-    import msgspec
-
-    from eagletwin.harness.core.verdict import Verdict
-
     file = folder / "verdict.json"
     if not file.is_file():
         return None
@@ -225,11 +214,8 @@ def _verdict(folder: Path) -> "Verdict | None":
         ) from error
 
 
-def _session(folder: Path) -> "Document":
-    from eagletwin.harness.check import recordings
-    from eagletwin.harness.check.argument import WIDTH
-    from eagletwin.harness.core.run_spec import DEFAULT_RUN
+def _session(folder: Path) -> Document:
 
     again = DEFAULT_RUN.command("judge", folder)
-    session = recordings.judge_recordings(folder, frozenset())
+    session = judge_recordings(folder, frozenset())
     return session_page(session, folder, again, session.report(WIDTH, again))

@@ -5,7 +5,6 @@ this module print what json.md says of each.
 """
 
 import contextlib
-import inspect
 import io
 import sys
 from collections.abc import Callable
@@ -14,72 +13,76 @@ from functools import wraps
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from msgspec import Meta, Struct, field
 
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.verdict import Verdict
 
-from .options import OUTPUT
+from .run_options import JSON, Command, run_options
 
 SCHEMA = 1
+
+
+def says(text: str) -> Meta:
+    """What a field is, for docs/reference/json.md."""
+    return Meta(description=text)
 
 
 class ResultFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     """What every object has."""
 
-    schema: Annotated[int, Meta(description="1")] = SCHEMA
-    exit_code: Annotated[int, Meta(description="the exit code of the command")] = 0
+    schema: Annotated[int, says("1")] = SCHEMA
+    exit_code: Annotated[int, says("the exit code of the command")] = 0
 
 
 class ErrorFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     """An error as people read it on stderr."""
 
-    cause: Annotated[str, Meta(description="what is wrong")]
-    consequence: Annotated[str, Meta(description="what follows from it")]
-    remedy: Annotated[str, Meta(description="what to do")]
+    cause: Annotated[str, says("what is wrong")]
+    consequence: Annotated[str, says("what follows from it")]
+    remedy: Annotated[str, says("what to do")]
 
 
 class FailedFacts(ResultFacts, kw_only=True):
     """Any command that ends with an error."""
 
-    error: Annotated[ErrorFacts, Meta(description="`cause`, `consequence` and `remedy`, as on stderr")]
+    error: Annotated[ErrorFacts, says("`cause`, `consequence` and `remedy`, as on stderr")]
 
 
 class SaidFacts(ResultFacts, kw_only=True):
     """Any command that ends before it has a result, as where SGLang would not start."""
 
-    said: Annotated[str, Meta(description="what people read")]
+    said: Annotated[str, says("what people read")]
 
 
 class CheckFacts(ResultFacts, kw_only=True):
     """A case that ran."""
 
-    case: Annotated[str, Meta(description="its name")]
-    sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it")]
+    case: Annotated[str, says("its name")]
+    sglang: Annotated[str, says("the SGLang that ran, as traces call it")]
     verdict: Annotated[
         Verdict,
-        Meta(
-            description="as verdict.json has it: `status`, `rule`, `first`, `shares` (how much of each request was compared), "
+        says(
+            "as verdict.json has it: `status`, `rule`, `first`, `shares` (how much of each request was compared), "
             "`excuses` and more"
         ),
     ]
-    folder: Annotated[str, Meta(description="the run folder")]
-    again: Annotated[str, Meta(description="the command that repeats it")] = ""
-    known: Annotated[str, Meta(description="the ledger's bug that it may be")] = ""
+    folder: Annotated[str, says("the run folder")]
+    again: Annotated[str, says("the command that repeats it")] = ""
+    known: Annotated[str, says("the ledger's bug that it may be")] = ""
 
 
 class SearchFacts(ResultFacts, kw_only=True):
     """A search."""
 
-    interrupted: Annotated[bool, Meta(description="whether it was ended before it was done")]
-    folder: Annotated[str, Meta(description="the run folder")]
+    interrupted: Annotated[bool, says("whether it was ended before it was done")]
+    folder: Annotated[str, says("the run folder")]
     summary: Annotated[
         dict[str, Any],
-        Meta(
-            description="as summary.json has it: `headline`, `remarks` (sentences on what ran), `command`, `resume`: what "
-            "continues a search that was ended, `meaning` of the exit code, `seconds`, `tally`, `findings`, `unconfirmed` "
-            "(what was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; `tally` has `deaths` of "
+        says(
+            "as summary.json has it: `headline`, `remarks` (sentences on what ran), `command`, `resume`: what continues a "
+            "search that was ended, `meaning` of the exit code, `seconds`, `tally`, `findings`, `unconfirmed` (what was "
+            "still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`; `tally` has `deaths` of "
             "workers, and the blocks that were `lost`"
         ),
     ]
@@ -88,8 +91,8 @@ class SearchFacts(ResultFacts, kw_only=True):
 class JobFacts(ResultFacts, kw_only=True):
     """One SGLang and the ledger."""
 
-    folder: Annotated[str, Meta(description="the run folder")]
-    job: Annotated[dict[str, Any], Meta(description="as a line of `--history` has it")]
+    folder: Annotated[str, says("the run folder")]
+    job: Annotated[dict[str, Any], says("as a line of `--history` has it")]
 
 
 class NamedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -104,10 +107,10 @@ class ExampleFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     case: dict[str, Any]
     changes: list[str]  # its options
     size: str
-    shrunk: str  # what became smaller
-    looks: int  # smaller cases that ran
-    partial: bool  # time was up before it was smallest
-    known: str
+    shrunk: str = ""  # what became smaller
+    looks: int = 0  # smaller cases that ran
+    partial: bool = False  # time was up before it was smallest
+    known: str = ""
     again: str
     portable: str  # `again` without a path of this machine
     folder: str
@@ -193,32 +196,31 @@ class AcceptedFacts(Struct, forbid_unknown_fields=True):
 class ComparisonFacts(ResultFacts, kw_only=True):
     """Two SGLangs. [The guide](../guide/compare.md#--json) has what is in the objects."""
 
-    schema: Annotated[int, Meta(description="3")] = 3
-    result: Annotated[str, Meta(description="`newly broken`, `none newly wrong` or `cannot tell`")]
-    headline: Annotated[str, Meta(description="how people read the result: `2 NEWLY BROKEN`")]
-    sentence: Annotated[str, Meta(description="the result in words")]
-    remarks: Annotated[list[str], Meta(description="sentences: how much ran, and which known live bugs were met")]
-    not_seen: Annotated[str, Meta(description="changed statements that no case ran, where a case ran another")]
-    interrupted: Annotated[bool, Meta(description="whether a signal or an error ended the command early")]
-    base: Annotated[NamedFacts, Meta(description="`name`: as typed; `version`: as in traces")]
+    schema: Annotated[int, says("3")] = 3
+    result: Annotated[str, says("`newly broken`, `none newly wrong` or `cannot tell`")]
+    headline: Annotated[str, says("how people read the result: `2 NEWLY BROKEN`")]
+    sentence: Annotated[str, says("the result in words")]
+    remarks: Annotated[list[str], says("sentences: how much ran, and which known live bugs were met")]
+    not_seen: Annotated[str, says("changed statements that no case ran, where a case ran another")]
+    interrupted: Annotated[bool, says("whether a signal or an error ended the command early")]
+    base: Annotated[NamedFacts, says("`name`: as typed; `version`: as in traces")]
     head: NamedFacts
     command: str
-    portable: Annotated[str, Meta(description="`command` without a path of this machine")]
+    portable: Annotated[str, says("`command` without a path of this machine")]
     folder: str
     seconds: float
-    counts: Annotated[dict[str, int], Meta(description="number of cases and entries in each group")]
+    counts: Annotated[dict[str, int], says("number of cases and entries in each group")]
     broken: list[BrokenFacts]
-    ran_change: Annotated[int | None, Meta(description="how many cases ran the change; null if the change is not known")]
-    known: Annotated[list[str], Meta(description="bugs of the ledger that generated cases showed")]
-    not_looked_at: Annotated[list[str], Meta(description="features that no generated case had")]
+    ran_change: Annotated[int | None, says("how many cases ran the change; null if the change is not known")]
+    known: Annotated[list[str], says("bugs of the ledger that generated cases showed")]
+    not_looked_at: Annotated[list[str], says("features that no generated case had")]
     believed: Annotated[
-        list[str],
-        Meta(description="live bugs that did not run: both sides have the code of the newest release, which has them"),
+        list[str], says("live bugs that did not run: both sides have the code of the newest release, which has them")
     ]
-    not_run: Annotated[int, Meta(description="entries that did not run before the command was ended")]
-    not_reached: Annotated[list[str], Meta(description="entries that the mode does not reach")]
+    not_run: Annotated[int, says("entries that did not run before the command was ended")]
+    not_reached: Annotated[list[str], says("entries that the mode does not reach")]
     answers: list[AnswerFacts]
-    changes: Annotated[list[str], Meta(description="sentences: what differs between the two, and what ran of it")]
+    changes: Annotated[list[str], says("sentences: what differs between the two, and what ran of it")]
     functions: dict[str, FunctionsFacts]
     acceptance: list[AcceptedFacts]
 
@@ -244,29 +246,27 @@ class ProveFacts(ResultFacts, kw_only=True):
 
     proofs: Annotated[
         list[ProofFacts],
-        Meta(
-            description="a list: `entry`, `holds`, `exit_code`, `green` and `red`: status and rule with the fix and "
-            "without it, `why` it does not hold, or by which rule it does in place of the entry's, `folders`, `title`, "
-            "`state`: the releases that have the bug, `green_folder` and `red_folder`"
+        says(
+            "a list: `entry`, `holds`, `exit_code`, `green` and `red`: status and rule with the fix and without it, `why` "
+            "it does not hold, or by which rule it does in place of the entry's, `folders`, `title`, `state`: the "
+            "releases that have the bug, `green_folder` and `red_folder`"
         ),
     ]
-    not_reached: Annotated[
-        list[str], Meta(description="entries that did not run: the mode does not reach them, or no release has the fix")
-    ]
-    asked: Annotated[int, Meta(description="how many entries were to be proven")] = 0
+    not_reached: Annotated[list[str], says("entries that did not run: the mode does not reach them, or no release has the fix")]
+    asked: Annotated[int, says("how many entries were to be proven")] = 0
     seconds: float
-    folder: Annotated[str, Meta(description="the run folder, which holds this object as proofs.json, and its page")] = ""
-    sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it; empty: published wheels")] = ""
-    command: Annotated[str, Meta(description="the command that repeats it")] = ""
-    interrupted: Annotated[bool, Meta(description="whether it was ended before all was proven")] = False
+    folder: Annotated[str, says("the run folder, which holds this object as proofs.json, and its page")] = ""
+    sglang: Annotated[str, says("the SGLang that ran, as traces call it; empty: published wheels")] = ""
+    command: Annotated[str, says("the command that repeats it")] = ""
+    interrupted: Annotated[bool, says("whether it was ended before all was proven")] = False
 
 
 class BisectFacts(ResultFacts, kw_only=True):
     """A bisection."""
 
-    answer: Annotated[str, Meta(description="such as `FIXED WITH 0.5.13`")]
-    report: Annotated[str, Meta(description="the report, as report.txt has it")]
-    folder: Annotated[str, Meta(description="the run folder")]
+    answer: Annotated[str, says("such as `FIXED WITH 0.5.13`")]
+    report: Annotated[str, says("the report, as report.txt has it")]
+    folder: Annotated[str, says("the run folder")]
 
 
 class DifferenceFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -278,11 +278,11 @@ class DifferenceFacts(Struct, kw_only=True, forbid_unknown_fields=True):
 class DiffFacts(ResultFacts, kw_only=True):
     """Two traces."""
 
-    left: Annotated[str, Meta(description="what is left, and how its run ended")]
+    left: Annotated[str, says("what is left, and how its run ended")]
     right: str
-    same: Annotated[bool, Meta(description="within the judge's bound")]
-    compared: Annotated[int, Meta(description="tensors that both have")]
-    differences: Annotated[list[DifferenceFacts], Meta(description="a list, in order of flow: `where`, `left`, `right`")]
+    same: Annotated[bool, says("within the judge's bound")]
+    compared: Annotated[int, says("tensors that both have")]
+    differences: Annotated[list[DifferenceFacts], says("a list, in order of flow: `where`, `left`, `right`")]
 
 
 class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -298,27 +298,26 @@ class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
 class JudgeFacts(ResultFacts, kw_only=True):
     """A trace, or what a server recorded."""
 
-    status: Annotated[str, Meta(description="`equal`, `diverged` or `unknown`")]
-    verdict: Annotated[Verdict | None, Meta(description="of a trace: as verdict.json has it; null for a server")] = None
+    status: Annotated[str, says("`equal`, `diverged` or `unknown`")]
+    verdict: Annotated[Verdict | None, says("of a trace: as verdict.json has it; null for a server")] = None
     requests: Annotated[
         list[RecordedFacts],
-        Meta(
-            description="of a server: `folder`, `status`, `headline`, `rounds`, `tokens` of each request; with the checkpoints "
+        says(
+            "of a server: `folder`, `status`, `headline`, `rounds`, `tokens` of each request; with the checkpoints "
             "`weighed`: comparisons with them by rule, and `untold`: the cause for which no draft is among them"
         ),
     ] = []
     untold: Annotated[
-        dict[str, int],
-        Meta(description="of a server with its checkpoints: the requests of which no draft was compared, by cause"),
+        dict[str, int], says("of a server with its checkpoints: the requests of which no draft was compared, by cause")
     ] = {}
-    report: Annotated[str, Meta(description="what people read")]
+    report: Annotated[str, says("what people read")]
 
 
 class WrittenFacts(ResultFacts, kw_only=True):
     """What wrote files."""
 
-    files: Annotated[dict[str, str], Meta(description="what each file or folder is, and its path")]
-    said: Annotated[list[str], Meta(description="what else there is to say of it, a line each")] = []
+    files: Annotated[dict[str, str], says("what each file or folder is, and its path")]
+    said: Annotated[list[str], says("what else there is to say of it, a line each")] = []
 
 
 class DoctorCheckFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -335,8 +334,7 @@ class DoctorFacts(ResultFacts, kw_only=True):
     """What can run here."""
 
     checks: Annotated[
-        list[DoctorCheckFacts],
-        Meta(description="a list: `what`, `found`, `good`, `needed`: without it no CPU engine runs, `remedy`"),
+        list[DoctorCheckFacts], says("a list: `what`, `found`, `good`, `needed`: without it no CPU engine runs, `remedy`")
     ]
 
 
@@ -350,7 +348,7 @@ class ReleasesFacts(ResultFacts, kw_only=True):
     """Releases."""
 
     releases: Annotated[
-        list[ReleaseFacts], Meta(description="a list: `name`, `here`: whether it is in the cache, `paths`: of a fetched one")
+        list[ReleaseFacts], says("a list: `name`, `here`: whether it is in the cache, `paths`: of a fetched one")
     ]
 
 
@@ -379,8 +377,6 @@ NO_RESULT = ("record",)  # it runs a server
 # a command ends without a result, as where SGLang would not start, the object has what it said; where it raises, the object
 # has the error (`print_error`, for every command). docs/reference/json.md has the fields of all.
 
-Command = Callable[..., object]
-AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON.")]
 
 _told: ContextVar[list[ResultFacts] | None] = ContextVar("told", default=None)  # None: nobody asked for JSON
 
@@ -399,18 +395,12 @@ def emit_result(result: ResultFacts) -> None:
 
 def with_json(command: Command) -> Command:
     """Give a command `--json`."""
-    parameters = list(inspect.signature(command).parameters.values())
-    keyword = inspect.Parameter.KEYWORD_ONLY
 
     @wraps(command)
-    def wrapper(*args: Any, as_json: bool = False, **kwargs: Any) -> object:
+    def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> object:
         return _run_and_print(lambda: command(*args, **kwargs)) if as_json else command(*args, **kwargs)
 
-    parameters = [one.replace(kind=keyword) for one in parameters]
-    parameters.append(inspect.Parameter("as_json", keyword, default=False, annotation=AsJson))
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
-    return wrapper
+    return run_options((JSON,))(wrapper)
 
 
 def _run_and_print(run: Callable[[], object]) -> object:

@@ -8,7 +8,7 @@ running code (`weights_only`).
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -188,34 +188,30 @@ def read_prompts(file: Path, target: Checkpoint, limit: int = MAX_LINES) -> list
             consequence="there are no prompts",
             remedy="name a text file with one prompt a line, or a line of JSON each",
         ) from error
-    encode = _Encoder(target)
+    encode = _encoder(target)
     found = [_prompt(line, f"{file}:{number}", encode) for number, line in enumerate(lines[:MAX_LINES], 1) if line.strip()]
     if not found:
         raise InputError(f"{file} has no prompt", consequence="nothing was measured", remedy="write one prompt a line")
     return found[:limit]
 
 
-class _Encoder:
-    """The target's tokenizer, loaded when a text needs it."""
+def _encoder(target: Checkpoint) -> Callable[[str], list[int]]:
+    """Takes a text apart by the target's tokenizer, which is loaded when a text needs it."""
 
-    def __init__(self, target: Checkpoint) -> None:
-        self._target, self._tokenizer = target, None
+    @cache
+    def tokenizer() -> Any:
+        from transformers import AutoTokenizer
 
-    def __call__(self, text: str) -> list[int]:
-        if self._tokenizer is None:
-            from transformers import AutoTokenizer
+        try:
+            return AutoTokenizer.from_pretrained(target.folder, local_files_only=True)
+        except Exception as error:  # of many libraries
+            raise EagletwinError(
+                f"{target.folder} has no tokenizer that transformers can load: {str(error).splitlines()[0]}",
+                consequence="a prompt of text cannot be taken apart",
+                remedy='give token ids, a line of JSON each: {"input_ids": [1, 2, 3]}',
+            ) from error
 
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(self._target.folder, local_files_only=True)
-            except Exception as error:  # of many libraries
-                raise EagletwinError(
-                    f"{self._target.folder} has no tokenizer that transformers can load: {str(error).splitlines()[0]}",
-                    consequence="a prompt of text cannot be taken apart",
-                    remedy='give token ids, a line of JSON each: {"input_ids": [1, 2, 3]}',
-                ) from error
-        tokenizer: Any = self._tokenizer
-        ids: list[int] = tokenizer(text)["input_ids"]
-        return ids
+    return lambda text: list(tokenizer()(text)["input_ids"])
 
 
 def _prompt(line: str, where: str, encode: Callable[[str], list[int]]) -> Prompt:

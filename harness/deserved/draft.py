@@ -4,7 +4,7 @@ What SGLang shares with the target is shared here: the embedding always, the LM 
 EAGLE-3 head which has none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.mtp import PREFIX, layer_numbers, layer_of
-from eagletwin.harness.families.recipe import Recipe
 from eagletwin.reference.draft_heads import Eagle3Head, proposed_tokens
 from eagletwin.reference.eagle import EagleHead, Head, draft_rows
 from eagletwin.reference.llama import Weights
@@ -77,12 +76,6 @@ class DraftModel:
     def layers(self) -> int:
         """Steps that it can draft: of an MTP draft, its layers; of a single head, any number (0)."""
         return len(self.heads) if self.algorithm == "MTP" else 0
-
-
-def draft_of_recipe(recipe: Recipe, heads: Sequence[Head]) -> DraftModel:
-    """The draft of a recipe, of which its family has made the heads."""
-    reads: States = recipe.target.aux_layers or ("pre_norm" if recipe.target.pre_norm else "post_norm")
-    return DraftModel("MTP" if recipe.mtp_layers else recipe.algorithm, tuple(heads), reads, recipe.chained)
 
 
 def read_draft(checkpoint: Checkpoint, shared: Shared, dtype: torch.dtype = torch.float64) -> DraftModel:

@@ -294,7 +294,7 @@ def follow_last_fed(
     with torch.no_grad(), on(hidden.device):
         while committed < count - 1:
             stop = min(max(committed, end + _BLOCK), count - 1)
-            rounds = [committed] if starts is None else _from(starts, committed, stop)
+            rounds = [committed] if starts is None else [start for start in starts if committed <= start <= stop]
             while True:
                 ends = _writing_rounds(rounds, end, stop)
                 known = list(ends)
@@ -315,10 +315,6 @@ def follow_last_fed(
             end = last
             committed = last + found.accepted(last) + 1 if starts is None else next((n for n in starts if n > last), count)
     return found
-
-
-def _from(starts: Sequence[int], first: int, stop: int) -> list[int]:
-    return [start for start in starts if first <= start <= stop]
 
 
 def _writing_rounds(rounds: Sequence[int], end: int, stop: int) -> list[int]:

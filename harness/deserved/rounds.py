@@ -32,10 +32,6 @@ class Walk:
         """Rounds as the reference chooses."""
         return len(self.starts)
 
-    def accepted_before(self, end: int) -> list[int]:
-        """Drafts accepted in each round that begins in front of x[end]."""
-        return [count for start, count in zip(self.starts, self.accepted, strict=True) if start < end]
-
 
 def walk(followed: Followed, begin: int) -> Walk:
     """The rounds of a text whose token x[begin] was the first that an engine emitted. The prefill emits that one by itself."""

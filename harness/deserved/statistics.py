@@ -239,11 +239,7 @@ def _stake(those: Sequence[Seen], *, known: bool = True) -> Stake:
     }
     drafts = sum(texts.values())
     prompts = len({seen.sent.number for seen in those}) if known else None
-    return Stake(prompts=prompts, drafts=drafts, one_in=_one_in(drafts))
-
-
-def _one_in(drafts: int) -> int:
-    return int(1 / (1 - _MISSED ** (1 / drafts))) if drafts else 0
+    return Stake(prompts=prompts, drafts=drafts, one_in=int(1 / (1 - _MISSED ** (1 / drafts))) if drafts else 0)
 
 
 # What rejection sampling deserves along a text: an expectation, and whether a server's rounds are within chance of it.

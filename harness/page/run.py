@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -195,36 +194,12 @@ def _mask(context: DivergenceContext) -> Table | None:
 _MOST_LATER = 300  # divergences that are listed
 
 
-class Concluded(Protocol):
-    """What a command has of a run when it is over: check's Outcome."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def trace(self) -> Trace: ...
-    @property
-    def verdict(self) -> Verdict: ...
-    @property
-    def report(self) -> str: ...
-    @property
-    def again(self) -> str: ...
-    @property
-    def known(self) -> str: ...
-
-
-def write_run(outcome: Concluded) -> Path | None:
-    """report.html in the run folder of an outcome, as write_page does."""
-    folder = outcome.folder
+def write_run(folder: Path, trace: Trace, verdict: Verdict, argument: str, again: str, known: str) -> Path | None:
+    """report.html in a run folder, as write_page does. argument: as the terminal has it; known: as in run_page."""
 
     def page() -> Document:
-        return run_page(
-            outcome.trace,
-            outcome.verdict,
-            argument=outcome.report,
-            again=(outcome.again,) if outcome.again else (),
-            known=outcome.known,
-            files=files_of(folder),
-        )
+        commands = (again,) if again else ()
+        return run_page(trace, verdict, argument=argument, again=commands, known=known, files=files_of(folder))
 
     return write_page(folder, page)
 
@@ -262,7 +237,7 @@ def run_page(
         sentence=f"{rule.sentence} (design, {rule.section})" if rule is not None else "",
         why=found.why if found is not None else "",
         reason=verdict.reason or verdict.not_seen,
-        timeline=timeline_of([trace.judged_of(found.rank if found is not None else None)], divergences),
+        timeline=timeline_of(trace.judged_of(found.rank if found is not None else None), divergences),
         trees=trees_of(context) if context is not None else (),
         tree_note=TREE_NOTE,
         tables=tables_of(context, owners) if context is not None else (),

@@ -27,32 +27,22 @@ _MOST_TOKENS = 40  # of a round that are listed
 _Marks = dict[str, dict[int, list[Mark]]]  # by lane and iteration
 
 
-def timeline_of(traces: Sequence[Trace], divergences: Sequence[Divergence] = ()) -> Timeline:
-    """The time line of one trace, or of the recordings of one server. divergences: of the first trace, in order."""
-    marks: _Marks = {}
-    rounds = 0
-    notes: dict[str, str] = {}
-    for number, trace in enumerate(traces):
-        for request in trace.header.case.requests:
-            name = request.id if len(traces) == 1 else f"{request.id} ({number + 1})"
-            notes[name] = _describe_request(request)
-        rounds += _read(trace, "" if len(traces) == 1 else f" ({number + 1})", marks, brief=rounds >= _MOST_ROUNDS)
-        if number == 0:
-            _mark_wrong(divergences, "" if len(traces) == 1 else " (1)", marks)
+def timeline_of(trace: Trace, divergences: Sequence[Divergence] = ()) -> Timeline:
+    """The time line of a trace. divergences: its own, in order."""
+    notes = {request.id: _describe_request(request) for request in trace.header.case.requests}
     notes[SCHEDULER] = "events, and what belongs to no request"
+    marks, rounds = _read(trace)
+    _mark_wrong(divergences, marks)
     columns = sorted({iteration for lane in marks.values() for iteration in lane})
     place = {iteration: n for n, iteration in enumerate(columns)}
-    lanes = tuple(
-        Lane(name=name, note=note, marks=_marks_by_column(marks.get(name, {}), place))
-        for name, note in notes.items()
-        if name != SCHEDULER or name in marks
-    )
+    lanes = []
+    for name, note in notes.items():
+        lane = marks.get(name, {})
+        if lane or name != SCHEDULER:
+            placed = (replace(mark, at=place[iteration]) for iteration in sorted(lane) for mark in lane[iteration])
+            lanes.append(Lane(name=name, note=note, marks=tuple(placed)))
     first = place.get(divergences[0].iteration, -1) if divergences else -1
-    return Timeline(columns=tuple(columns), lanes=lanes, first=first, brief=max(0, rounds - _MOST_ROUNDS))
-
-
-def _marks_by_column(lane: dict[int, list[Mark]], place: dict[int, int]) -> tuple[Mark, ...]:
-    return tuple(replace(mark, at=place[iteration]) for iteration in sorted(lane) for mark in lane[iteration])
+    return Timeline(columns=tuple(columns), lanes=tuple(lanes), first=first, brief=max(0, rounds - _MOST_ROUNDS))
 
 
 def _describe_request(request: Request) -> str:
@@ -60,9 +50,9 @@ def _describe_request(request: Request) -> str:
     return f"prompt {len(request.prompt)}, new {request.max_new_tokens}{sampled}"
 
 
-def _read(trace: Trace, suffix: str, marks: _Marks, *, brief: bool) -> int:
-    """Add the marks of a trace; how many rounds it has."""
-    case, rounds = trace.header.case, 0
+def _read(trace: Trace) -> tuple[_Marks, int]:
+    """The marks of a trace, and how many rounds it has."""
+    marks, rounds = _Marks(), 0
     numbers = {record.key: number for number, record in enumerate(trace.header.records)}
     prefilled: Counter[str] = Counter()
     for number, record in enumerate(trace.header.records):
@@ -73,16 +63,16 @@ def _read(trace: Trace, suffix: str, marks: _Marks, *, brief: bool) -> int:
             mark = _chunk(trace, number, record, again=again)
         elif record.stage == "verify":
             rounds += 1
-            mark = _round(trace, number, record, numbers, brief=brief)
+            mark = _round(trace, number, record, numbers, brief=rounds > _MOST_ROUNDS)
         elif record.stage == "finished":
             mark = _end(trace, number, record)
         elif record.stage == "abort":
             more = (f"While the batch before this iteration ran: {_EVENTS['abort']}.",)
             mark = Mark(at=0, kind="event", text="abort", more=more)
         if mark is not None:
-            _add(marks, record.request + suffix, record.iteration, mark)
-    _events(case, marks, suffix)
-    return rounds
+            _add(marks, record.request, record.iteration, mark)
+    _events(trace.header.case, marks)
+    return marks, rounds
 
 
 def _add(marks: _Marks, lane: str, iteration: int, mark: Mark) -> None:
@@ -145,30 +135,30 @@ _EVENTS = {
 }
 
 
-def _events(case: Case, marks: _Marks, suffix: str) -> None:
+def _events(case: Case, marks: _Marks) -> None:
     for event in case.events:
         if event.step:  # the trace has a record of it
             continue
-        lane = f"{event.request}{suffix}" if event.request else SCHEDULER
+        lane = event.request or SCHEDULER
         sign = "↺ " if event.kind == "retract" else ""
         more = (f"Before this iteration: {_EVENTS[event.kind]}.",)
         _add(marks, lane, event.at, Mark(at=0, kind="event", text=f"{sign}{event.kind}", more=more))
     for request in case.requests:
         if request.arrive:
             more = ("It is handed to the scheduler before this iteration.",)
-            _add(marks, f"{request.id}{suffix}", request.arrive, Mark(at=0, kind="event", text="arrives", more=more))
+            _add(marks, request.id, request.arrive, Mark(at=0, kind="event", text="arrives", more=more))
 
 
-def _mark_wrong(divergences: Sequence[Divergence], suffix: str, marks: _Marks) -> None:
+def _mark_wrong(divergences: Sequence[Divergence], marks: _Marks) -> None:
     """The records that hold divergences: in the mark of their iteration, or in one of their own."""
-    wrong = Counter((f"{one.request}{suffix}" if one.request else SCHEDULER, one.iteration) for one in divergences)
+    wrong = Counter((one.request or SCHEDULER, one.iteration) for one in divergences)
     for (lane, iteration), number in wrong.items():
         here = marks.setdefault(lane, {}).setdefault(iteration, [])
         at = next((n for n, mark in enumerate(here) if mark.kind in ("chunk", "round")), 0)
         if not here:
             here.append(Mark(at=0, kind="other", text="", more=()))
         first = divergences[0]
-        is_first = (lane, iteration) == (f"{first.request}{suffix}" if first.request else SCHEDULER, first.iteration)
+        is_first = (lane, iteration) == (first.request or SCHEDULER, first.iteration)
         here[at] = replace(here[at], wrong=number, first=is_first)
 
 

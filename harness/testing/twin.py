@@ -209,7 +209,7 @@ class Twin:
         engine = self.host.engine(case, run.applied, run.kernels)
         again = shlex.join(["python", str(folder / SCRIPT)])
         outcome = confirm(engine, case, trial.verdict, trial.before, folder, run, again, self.host)
-        write_run(outcome)
+        write_run(*outcome.of_page)
         return outcome
 
     def _drop_unneeded_fixes(self, found: Trial) -> RunSpec:
@@ -286,10 +286,6 @@ class LiveCase:
             self._left = False
         self._session.close()
         self._scratch.cleanup()
-
-    @property
-    def failed(self) -> bool:
-        return self._failed
 
     @property
     def left(self) -> bool:

@@ -6,7 +6,6 @@ library alone. `enter` imports the rest, and every failure to do so is a harness
 
     eagletwin, python -m eagletwin                      main
     repro.py of a run folder                            reproduce
-    python -m eagletwin.door MODULE:FUNCTION …          what `git bisect run` runs at each commit
 """
 
 import importlib
@@ -108,7 +107,3 @@ def _leave(code: int) -> NoReturn:
 
 def _silence(name: str) -> None:
     setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for the interpreter to flush into as it ends
-
-
-if __name__ == "__main__":
-    enter(sys.argv.pop(1) if len(sys.argv) > 1 else "")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.checkpoint import Checkpoint
-from eagletwin.harness.deserved.draft import DraftModel, Shared, draft_of_recipe, read_draft
+from eagletwin.harness.deserved.draft import DraftModel, Shared, read_draft
 from eagletwin.harness.deserved.follow import (
     EITHER,
     NO,
@@ -38,6 +38,7 @@ from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend, draft_extends
 from eagletwin.reference.tree import tree_parents
 
+from ..lab.train.pair import draft_of_recipe
 from .fake_server import STARTED
 
 # Which drafts are accepted along a text, and how many rounds that makes.

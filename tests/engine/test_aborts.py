@@ -161,7 +161,7 @@ def test_aborts_inside_a_step_are_equal_and_the_batch_under_way_gives_the_last_t
 
 def test_the_page_has_an_abort_inside_a_step_where_the_scheduler_learned_of_it(released: tuple[Trace, Verdict]) -> None:
     trace, _ = released
-    timeline = timeline_of([trace])
+    timeline = timeline_of(trace)
     [lane] = [lane for lane in timeline.lanes if lane.name == "a"]
     marks = [(timeline.columns[mark.at], mark.text) for mark in lane.marks if mark.kind == "event"]
     came = next(record for record in trace.header.records if (record.request, record.stage) == ("a", "abort"))

@@ -273,8 +273,8 @@ def test_what_is_seen_again_is_set_aside_with_an_example_that_shows_it(host: Hos
     assert any(line.startswith("Not minimal: time was up.") for line in finding_text(finding, 80).split("\n"))
     assert aside.signature == finding.signature
     assert aside.cases > 0
-    assert fuzz.trials.look_alone(read_case(aside.example)).signature == aside.signature
-    text = text_of(document_of(write_summary(tmp_path, fuzz, findings), tmp_path), 400, verbose=True)
+    assert fuzz.trials.look_alone(read_case(Path(aside.example))).signature == aside.signature
+    text = text_of(document_of(write_summary(tmp_path, fuzz, [one.facts for one in findings]), tmp_path), 400, verbose=True)
     assert re.search(rf"{re.escape(str(finding.signature))} +│ {aside.cases} +│ as finding-1 +│ set-aside/1-", text)
     summary = json.loads((tmp_path / "summary.json").read_text())
     [one] = summary["set_aside"]
@@ -289,8 +289,8 @@ def test_what_a_smaller_case_shows_in_place_of_what_is_shrunk_is_set_aside_too(h
     others = [aside for aside in fuzz.asides.values() if aside.signature != finding.signature]
     assert others
     for aside in others:
-        assert read_case(aside.example).requests
-    text = text_of(document_of(write_summary(tmp_path, fuzz, [finding]), tmp_path), 400, verbose=True)
+        assert read_case(Path(aside.example)).requests
+    text = text_of(document_of(write_summary(tmp_path, fuzz, [finding.facts]), tmp_path), 400, verbose=True)
     assert re.search(r"│ on the way to a finding +│ set-aside/1-", text)
 
 
@@ -318,7 +318,7 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
     assert (looking.tally.cases, looking.tally.undecided) == (10, 10 // every)
     [aside] = looking.asides.values()
     assert (aside.undecided, aside.cases) == (True, 10 // every)
-    assert read_case(aside.example).requests
+    assert read_case(Path(aside.example)).requests
     text = text_of(document_of(write_summary(tmp_path, looking, found), tmp_path), 400, verbose=True)
     assert text.startswith(word)
     share = f"The reference could not decide {10 // every} of them ({100 // every}%)"

@@ -24,7 +24,7 @@ from eagletwin.harness.engines.start import _environment
 from eagletwin.harness.testing.plugin import named_source
 from eagletwin.reference.tree import accept_row, move_rows
 
-from ..kernels import cuts
+from ..kernels import cuts, sampled_trees
 
 # The kernel tier on a GPU: CUDA C++ builds and verifies trees here, and Triton's kernels are compiled.
 # The properties are those of `eagletwin kernels`, which has a fault for each; here their tensors lie on the GPU.
@@ -149,7 +149,7 @@ def path_comes_to_the_front(batch: Batch) -> None:
     table = torch.zeros(8, SLOTS, dtype=torch.int32)
     for row, (length, slots) in enumerate(zip(batch.lengths, case.slots, strict=True)):
         table[row, length : length + nodes] = torch.tensor(slots, dtype=torch.int32)
-    accepted = [accept_row(path, first * nodes, width) for first, path in enumerate(case.paths)]
+    accepted = [accept_row(path, first * nodes, width) for first, path in enumerate(case.batch.paths)]
     load(SPEC).move_accept_tokens_to_target_kvcache(
         SimpleNamespace(
             seq_lens=torch.tensor(batch.lengths, dtype=torch.int64),
@@ -158,7 +158,7 @@ def path_comes_to_the_front(batch: Batch) -> None:
             out_cache_loc=torch.tensor(case.slots, dtype=torch.int64).flatten(),
         ),
         torch.tensor(accepted, dtype=torch.int32),
-        torch.tensor([len(path) - 1 for path in case.paths], dtype=torch.int32),
+        torch.tensor([len(path) - 1 for path in case.batch.paths], dtype=torch.int32),
         SimpleNamespace(get_kvcache=lambda: pool),
     )
     for old, new in zip(before, pool.rows, strict=True):
@@ -222,8 +222,8 @@ def test_a_chain_is_sampled() -> None:
 
 def test_a_tree_is_sampled() -> None:
     sampler = tree_sampler()
-    trees = sampling.trees().filter(lambda case: len(case.batch.trees) > 0)
-    check(lambda case: sampling.tree_is_sampled(case, sampler), trees)
+    trees = sampled_trees.trees().filter(lambda case: len(case.batch.trees) > 0)
+    check(lambda case: sampled_trees.tree_is_sampled(case, sampler), trees)
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256])
@@ -234,7 +234,7 @@ def test_vocabularies_of_real_models(vocabulary: int) -> None:
     for seed in range(4):
         for top_k in (50, vocabulary):
             of_a_tree = Batch(4, 3, 9, (wide, wide), (0, 0), seed)
-            sampling.tree_is_sampled(sampling.SamplingCase(of_a_tree, vocabulary, 4.0, top_k), tree_sampler())
+            sampled_trees.tree_is_sampled(sampling.SamplingCase(of_a_tree, vocabulary, 4.0, top_k), tree_sampler())
             of_a_chain = Batch(1, 3, 4, (chain, chain), (0, 0), seed)
             sampling.chain_is_sampled(sampling.SamplingCase(of_a_chain, vocabulary, 4.0, top_k))
 
@@ -249,7 +249,7 @@ def test_the_fewest_are_kept_that_reach_a_mass() -> None:
 
 def test_a_coin_of_zero_and_a_child_without_probability() -> None:
     """Issue #35771: accepted up to 0.5.20, refused by what PR #35798 made of it."""
-    decided, illegal = sampling.coin_of_zero(tree_sampler())
+    decided, illegal = sampled_trees.coin_of_zero(tree_sampler())
     if has_jit():
         assert (decided.paths, decided.emitted, illegal) == ([[0]], [[1]], None)
     else:

@@ -1,4 +1,4 @@
-"""Bisection without an engine: over versions, the search for a change, and delta debugging against trying all subsets."""
+"""Bisection without an engine: over versions, the search for a change, and the smallest set against trying all subsets."""
 
 from collections.abc import Callable, Mapping
 from itertools import combinations
@@ -326,7 +326,7 @@ def test_what_cannot_be_decided_is_left_alone_if_the_change_lies_elsewhere() -> 
     assert sum(row[index] == "skip" for index in looked) == 1
 
 
-# Delta debugging against trying all subsets.
+# The smallest set, against trying all subsets.
 
 
 THINGS = tuple("abcdefgh")

@@ -21,8 +21,8 @@ from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.matrix import Cell
-from eagletwin.harness.commands.prove import proof
 from eagletwin.harness.commands.prove import proof as proving
+from eagletwin.harness.commands.prove import report
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
@@ -188,16 +188,17 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
-    monkeypatch.setattr(proof, "show_claim", lambda *_: "")
+    monkeypatch.setattr(report, "show_claim", lambda *_: "")
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
         for entry in entries:
             asked.append(entry.id)
-            sides = Verdict(status="equal"), Verdict(status=proving._expected_status(entry.rule), rule=entry.rule)
+            ends = entry.rule.startswith("engine.")
+            sides = Verdict(status="equal"), Verdict(status="unknown" if ends else "diverged", rule=entry.rule)
             yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
 
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
-    monkeypatch.setattr(proving, "prove", proofs)
+    monkeypatch.setattr(report, "prove", proofs)
     assert prove(names, out=tmp_path) == code
     wanted = list(LEDGER) if names == ["all"] else names
     elsewhere = ("context-end", "retracted-logprobs", "retracted-stream", "prefill-graph", "draft-plan", "tree-slots")
@@ -217,7 +218,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
-    monkeypatch.setattr(proof, "show_claim", lambda *_: "")
+    monkeypatch.setattr(report, "show_claim", lambda *_: "")
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
@@ -226,7 +227,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
         yield proving.Proof(entry, *(Cell(side, Outcome(entry.case, side, trace, tmp_path, "")) for side in sides))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(proving, "prove", proofs)
+    monkeypatch.setattr(report, "prove", proofs)
     with pytest.raises(AlreadyReported) as ended:
         prove(["25015", "26329"], out=tmp_path)
     assert ended.value.exit_code == EXIT_INTERRUPTED

@@ -26,12 +26,13 @@ from eagletwin.harness.commands.compare.groups import (
     EQUAL,
     GROUPS,
     ComparedCase,
-    Example,
     Result,
     SharedCase,
     SideResult,
+    breakages,
     cases_of_ledger,
     count_rounds,
+    example_facts,
     group_of,
     select_entries,
 )
@@ -352,8 +353,10 @@ def test_a_comparison_in_which_few_cases_ran_the_change_cannot_tell() -> None:
 
 
 def test_the_comment_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
-    small = Example(CASE, "draft.positions at draft.decode", "again /a/path", Path("/a/path"), changes=("--remedy", "8409"))
     answers = many(3, WRONG, "chain") + [answered(OTHER, OTHER, known="8409")] * 40
+    more = {"changes": ("--remedy", "8409"), "again": "again /a/path", "folder": "/a/path"}
+    [broken] = breakages(answers)
+    small = example_facts(broken, CASE, DEFAULT_RUN, line="draft.positions at draft.decode", **more)  # type: ignore[arg-type]
     one = comparing(answers, examples={WRONG.signature: small}, names=("/a/base", "/a/head"), command="compare /a/base /a/head")
     comment = markdown_of(one)
     finding, _, rest = comment.partition("generated cases and")
@@ -462,7 +465,8 @@ def many(count: int, side: SideResult, name: str) -> list[ComparedCase]:
 
 def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
     answers = [*many(25, WRONG, "chain"), *many(2, CRASH, "tree"), *many(1, OTHER, "layers")]
-    small = Example(replace(CASE, name="small"), "small", "again", Path("runs/broken-chain-0/minimal"), partial=True)
+    more: Any = {"changes": (), "again": "again", "folder": "runs/broken-chain-0/minimal", "partial": True}
+    small = example_facts(breakages(answers)[0], replace(CASE, name="small"), DEFAULT_RUN, line="small", **more)
     one = comparing(answers, examples={WRONG.signature: small})
     assert [(str(broken.signature), len(broken.answers)) for broken, _ in one.broken] == [
         ("draft.positions (draft.decode)", 25),

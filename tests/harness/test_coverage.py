@@ -8,7 +8,7 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz import coverage
-from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, coverage_of, measured_of
+from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, measured_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.files import installed_version
@@ -16,6 +16,8 @@ from eagletwin.harness.engines.blocks import Block
 from eagletwin.harness.engines.difference import File, difference, watch_of
 from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.families import RECIPES
+
+from ..lab.coverage import coverage_of
 
 FILE = "sglang/srt/speculative/steps.py"
 SOURCE = """\

@@ -17,7 +17,6 @@ import torch
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.cli.main import main, run_command
-from eagletwin.harness.commands.bisect.commits import STEP
 from eagletwin.harness.core.errors import run_guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
@@ -69,17 +68,12 @@ def by_script(folder: Path, path: Path) -> Done:
     return opened([write_script(folder, CASE, command="")], folder, path=path)
 
 
-def by_step(folder: Path, path: Path) -> Done:
-    return opened([*STEP[2:], folder], folder, path=path)
-
-
 DOORS: dict[str, Callable[[Path, Path], Done]] = {
     "eagletwin": by_console_script,
     "python -m eagletwin": by_module,
     "repro.py": by_script,
-    "a step of git bisect": by_step,
 }
-# repro.py and a step work without typer, which only the command line needs
+# repro.py works without typer, which only the command line needs
 ENVIRONMENTS = [(door, what) for door in DOORS for what in BROKEN if what != "no typer" or "eagletwin" in door]
 
 

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.commands.kernels.tier import Property
 from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.sampling import keep_top_k, keep_top_p
@@ -27,7 +28,10 @@ def make_tests(properties: tuple[Property, ...]) -> tuple[Callable[..., None], C
 
     @pytest.mark.parametrize(("of", "fault"), faults, ids=names)
     def test_planted_fault_is_caught(of: Property, fault: Edit, config: settings) -> None:
-        of.catches(fault, config)
+        with plant_fault(fault):
+            case = of.failing(config)
+        assert case is not None, f"{of.name}: nothing failed with {fault.match!r} as {fault.replacement!r}"
+        of.holds(case)
 
     return test_property, test_planted_fault_is_caught
 

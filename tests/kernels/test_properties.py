@@ -37,8 +37,8 @@ from eagletwin.harness.commands.kernels.properties.kv_move import (
 )
 from eagletwin.harness.commands.kernels.properties.rotate import PROPERTIES as ROTATE_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.rotate import Rotation, ids_rotate
-from eagletwin.harness.commands.kernels.properties.sampling import BELOW_ONE, Decided, SamplingCase, call
 from eagletwin.harness.commands.kernels.properties.sampling import PROPERTIES as SAMPLING_PROPERTIES
+from eagletwin.harness.commands.kernels.properties.sampling import Decided, SamplingCase, call
 from eagletwin.harness.commands.kernels.properties.select import INF, NAN, Growth, tree_grows
 from eagletwin.harness.commands.kernels.properties.select import PROPERTIES as SELECT_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.tree import BITS, FULL, QLEN, TreeBuild, build, check_path, tree_is_built
@@ -316,7 +316,7 @@ def test_the_whole_of_the_longest_path_is_accepted() -> None:
 
 
 # Verify that samples: the rejection kernel of a chain, which is Triton, and the sampling of a tree, which on CUDA is C++.
-# The C++ has no twin; tests/gpu holds it to `tree_is_sampled`, and here it is the engine's stand-in for it that is held. What
+# The C++ has no twin; tests/gpu holds it to `sampled_trees`, and here it is the engine's stand-in for it that is held. What
 # a function decided is followed coin by coin (reference/follow_sampling.py): float32 may decide otherwise than float64 only
 # where a coin comes within its error of a boundary, and never for a token without probability.
 
@@ -331,6 +331,7 @@ def one(case: SamplingCase, coin: float, final: float) -> Decided:
     return call(load(SAMPLING).chain_speculative_sampling_triton, case, coins, finals, case.drafts)
 
 
+BELOW_ONE = 1 - 2.0**-24  # the largest coin that torch.rand gives
 CHAIN = Tree(1, 2, ((0,), (1,)), (0, 1))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.commands.kernels.properties.sampling import SamplingCase, coin_of_zero, tree_is_sampled, trees
+from eagletwin.harness.commands.kernels.properties.sampling import SamplingCase
 from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeBuild, build
 from eagletwin.harness.commands.kernels.release import TREE, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
@@ -16,6 +16,7 @@ from eagletwin.harness.engines.sglang.blame import BadArguments
 from eagletwin.harness.engines.sglang.stand_ins import sgl_kernel
 
 from . import cuts
+from .sampled_trees import coin_of_zero, tree_is_sampled, trees
 
 
 @settings(max_examples=60, deadline=None)

@@ -30,7 +30,7 @@ from eagletwin.harness.commands.kernels.results import (
     Status,
     line,
 )
-from eagletwin.harness.commands.kernels.runtime import kernel_at, plant_fault, silence_function
+from eagletwin.harness.commands.kernels.runtime import plant_fault, silence_function
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
 from eagletwin.harness.commands.kernels.trees import Batch, batches
 from eagletwin.harness.core.differs import Differs
@@ -56,6 +56,15 @@ ELSEWHERE = {
     "_wide_row_softmax_finalize_kernel": "multi-layer EAGLE's softmax",
     "_wide_row_softmax_write_kernel": "multi-layer EAGLE's softmax",
 }
+
+
+def kernel_at(target: str) -> object:
+    """The jit function of this dotted name; None if it is another kind of function, or absent."""
+    try:
+        found = find(target)[1]
+    except Absent:
+        return None
+    return found if hasattr(found, "fn") else None
 
 
 def kernels() -> dict[str, list[Property]]:

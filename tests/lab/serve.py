@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.options import DataType, Overlap, log_progress
-from eagletwin.harness.commands.run_options import CHANGES, KERNELS, SOURCE, Option, run_options
+from eagletwin.harness.commands.options import log_progress
+from eagletwin.harness.commands.run_options import CHANGES, DTYPE, KERNELS, OVERLAP, SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.protocol import Serve
@@ -50,7 +50,7 @@ Chunk = Annotated[
 Port = Annotated[int, typer.Option(metavar="P", min=0, max=65535, rich_help_panel=_SERVER, help="0: a free one.")]
 
 # A server runs on a CPU and has one rank.
-SERVED: tuple[Option, ...] = (("overlap", Overlap, None), ("dtype", DataType, "float32"))
+SERVED = (OVERLAP, DTYPE)
 
 
 @run_options(CHANGES, SOURCE, KERNELS, SERVED)

@@ -95,7 +95,7 @@ def page(text: str = "") -> Document:
         sentence=f"must hold{text}",
         why=f"why{text}",
         reason=text,
-        timeline=timeline_of([trace], [wrong(f"a{text}", 2, text)]),
+        timeline=timeline_of(trace, [wrong(f"a{text}", 2, text)]),
         trees=(tree("Expected", differs=False), tree("Actual", differs=True)),
         tables=(table,),
         sections=(DocumentSection(heading=f"More{text}", lines=(f"line{text}",), text=f"text{text}", tables=(filtered,)),),

@@ -1,59 +1,71 @@
 """`eagletwin acceptance`: the acceptance that a pair deserves, and what a server gives it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import asdict
 
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
-from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, log_progress
-from ..result import AsJson
-from .typed import (
-    AtOnce,
-    Device,
-    Draft,
-    DraftTokens,
-    HeadType,
-    Limit,
-    NewTokens,
-    Prompts,
-    ServerUrl,
-    Steps,
-    Target,
-    TargetType,
-    Temperature,
-    Topk,
-)
+from ..options import let_threads_sleep, log_progress
+from ..run_options import JSON, OUT, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.deserved.checkpoint import Prompt
     from eagletwin.harness.deserved.follow import Shape
     from eagletwin.harness.deserved.precision import Pair
+    from eagletwin.harness.deserved.target import Served
 
     from .report import Deserved
 
 NUM_STEPS = 3
+_PAIR, _DRAFTING, _SERVER = "The pair", "What is drafted, and in which type: without --server", "A running server"
+OPTIONS = (
+    option(_PAIR, "target", str, ..., "CHECKPOINT", show_default=False)("The target: a folder, or a name on the hub."),
+    option(_PAIR, "draft", str, ..., "CHECKPOINT", show_default=False)("The draft: a folder, or a name on the hub."),
+    option(_PAIR, "prompts", Path, ..., "FILE", show_default=False)(
+        "One prompt a line: text, or JSON with `input_ids` or `prompt`, and what follows it if the file says so."
+    ),
+    option(_PAIR, "limit", int, 1000, "N", min=1)("Take the first N prompts."),
+    option(_PAIR, "new_tokens", int, 128, "N", min=2)("Tokens that follow a prompt, at most."),
+    option(_DRAFTING, "target_dtype", Literal["auto", "float32", "bfloat16", "float16"], "auto", "TYPE")(
+        "What the target runs in; auto: as it is stored."
+    ),
+    option(_PAIR, "head_dtype", Literal["float64", "float32"], "float64", "TYPE")("What the reference's head computes in."),
+    option(_PAIR, "device", Literal["cpu", "cuda"], "cpu", "DEVICE")("Where both run: cpu or cuda."),
+    option(_DRAFTING, "num_steps", int | None, None, "N", min=1)("Draft steps a round.  [default: 3]"),
+    option(_DRAFTING, "topk", int | None, None, "K", min=1)("1: chains; more: trees.  [default: 1]"),
+    option(_DRAFTING, "num_draft_tokens", int | None, None, "N", min=2)("Nodes of a tree that are verified, the root counted."),
+    option(_SERVER, "server", str, "", "URL", show_default=False)(
+        "Send the prompts to this SGLang server, and compare the rounds that it used with those that the pair deserves."
+    ),
+    option(_SERVER, "at_once", int, 8, "N", min=1)("Requests at once, where prompts go together."),
+    option(_SERVER, "temperature", float, 0.0, "T", min=0.0)("0: greedy decoding."),
+    JSON,
+    OUT,
+)
 
 
+@run_options(OPTIONS)
 def acceptance(
-    target: Target,
-    draft: Draft,
-    prompts: Prompts,
-    limit: Limit = 1000,
-    new_tokens: NewTokens = 128,
-    target_dtype: TargetType = "auto",
-    head_dtype: HeadType = "float64",
-    device: Device = "cpu",
-    num_steps: Steps = None,
-    topk: Topk = None,
-    num_draft_tokens: DraftTokens = None,
-    server: ServerUrl = "",
-    at_once: AtOnce = 8,
-    temperature: Temperature = 0.0,
-    as_json: AsJson = False,
-    out: Runs = DEFAULT_RUNS,
+    *,
+    target: str,
+    draft: str,
+    prompts: Path,
+    limit: int,
+    new_tokens: int,
+    target_dtype: "Served",
+    head_dtype: str,
+    device: str,
+    num_steps: int | None,
+    topk: int | None,
+    num_draft_tokens: int | None,
+    server: str,
+    at_once: int,
+    temperature: float,
+    as_json: bool,
+    out: Path,
 ) -> int:
     """Predict the acceptance length of a target and its draft; --server: check that a running SGLang achieves it."""
     _must_agree(server, temperature, of_drafting=bool(num_steps or topk or num_draft_tokens or target_dtype != "auto"))

@@ -236,7 +236,10 @@ def _answers(answers: list[AnswerRounds]) -> DocumentSection:
     for one in answers[:_MOST]:
         said = TableCell(f"cannot be told: {one.untold_cause}") if one.untold else TableCell("none", "right")
         if one.wrong and not one.untold:
-            first = ", ".join(_wrong(wrong) for wrong in one.wrong[:3])
+            first = ", ".join(
+                f"behind {wrong.committed + 1} tokens {wrong.used} accepted, {' or '.join(map(str, wrong.deserved))} deserved"
+                for wrong in one.wrong[:3]
+            )
             said = TableCell(f"{count(len(one.wrong), 'round')}: {first}", "wrong")
         tag = "not told" if one.untold else "lost" if one.wrong else "not lost"
         band = " to ".join(dict.fromkeys(map(str, one.deserved)))
@@ -252,10 +255,6 @@ def _answers(answers: list[AnswerRounds]) -> DocumentSection:
         searched=True,
     )
     return DocumentSection(heading="Answers", tables=(rounds,), brief="")
-
-
-def _wrong(one: Wrong) -> str:
-    return f"behind {one.committed + 1} tokens {one.used} accepted, {' or '.join(map(str, one.deserved))} deserved"
 
 
 def _of_chance(one: ExpectedRounds, folder: Path) -> Document:

@@ -1,8 +1,7 @@
 """`eagletwin bisect CASE`: which release, which commit of a checkout, or which feature of the case a divergence depends on."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,83 +11,61 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import case_of, find_entry
 from eagletwin.cases.reach import unreached_text, why_unreachable
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import find_rule
 
-from ..options import DEFAULT_RUNS, Runs, log_progress
+from ..options import log_progress, nothing_run
 from ..result import BisectFacts, emit_result, with_json
-from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
+from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
-    from .state import BisectionFolder, Looked, Subject
+    from .commits import Look
+    from .report import VersionsOutcome
+    from .state import BisectionFolder, BisectionPlan, Looked, Subject
 
 Command = Callable[..., str]
 
 _SEARCH = "Search: over releases, unless --git or --features"
 
 CaseName = Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")]
-Since = Annotated[
-    str,
-    typer.Option("--from", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The oldest release to try."),
-]
-Until = Annotated[
-    str,
-    typer.Option("--to", metavar="RELEASE", rich_help_panel=_SEARCH, show_default=False, help="The newest release to try."),
-]
-Git = Annotated[
-    tuple[str, str, str] | None,
-    typer.Option(
-        "--git",
-        metavar="PATH GOOD BAD",
-        rich_help_panel=_SEARCH,
-        help="Search the commits of this checkout between two, by `git bisect run` on a scratch worktree.",
+OPTIONS = (
+    option(_SEARCH, "since", str, "", "RELEASE", "--from", show_default=False)("The oldest release to try."),
+    option(_SEARCH, "until", str, "", "RELEASE", "--to", show_default=False)("The newest release to try."),
+    option(_SEARCH, "git", tuple[str, str, str] | None, None, "PATH GOOD BAD")(
+        "Search the commits of this checkout between two, by `git bisect` on a scratch worktree."
     ),
-]
-Features = Annotated[
-    bool,
-    typer.Option(
-        "--features",
-        rich_help_panel=_SEARCH,
-        help="Search for the smallest set of features of the case that the fault needs.",
+    flag(_SEARCH, "features")("Search for the smallest set of features of the case that the fault needs."),
+    option(_SEARCH, "rule", str, "", "RULE", show_default=False)(
+        "The rule that counts as the fault, wherever in the case it breaks: draft.slots, engine.crash, …"
     ),
-]
-RuleName = Annotated[
-    str,
-    typer.Option(
-        "--rule",
-        metavar="RULE",
-        rich_help_panel=_SEARCH,
-        show_default=False,
-        help="The rule that counts as the fault, wherever in the case it breaks: draft.slots, engine.crash, …",
-    ),
-]
+    OUT,
+)
 
 
 @with_json
-@run_options(CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
+@run_options(OPTIONS, CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
 def bisect(
     case: CaseName,
-    since: Since = "",
-    until: Until = "",
-    git: Git = None,
-    features: Features = False,
-    rule: RuleName = "",
-    out: Runs = DEFAULT_RUNS,
     *,
+    since: str,
+    until: str,
+    git: tuple[str, str, str] | None,
+    features: bool,
+    rule: str,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
     _check_options(since or until, git, features, spec.sglang)
     if rule and find_rule(rule) in spec.without:
-        raise InputError(
+        raise nothing_run(
             f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
-            consequence="nothing was run",
-            remedy="leave one of them out",
+            "leave one of them out",
         )
     entry = find_entry(case)
     if entry is not None and why_unreachable(entry):
@@ -125,73 +102,72 @@ def _check_options(ranged: str, git: object, features: bool, sglang: str) -> Non
     """Options that contradict each other."""
     chosen = [name for name, given in (("--git", git), ("--features", features), ("--from and --to", ranged)) if given]
     if len(chosen) > 1:
-        raise InputError(
-            f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing",
-            consequence="nothing was run",
-            remedy="give one of them; then the other",
-        )
+        raise nothing_run(f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing", "give one of them; then the other")
     if sglang and not features:
-        raise InputError(
+        raise nothing_run(
             "--sglang names one SGLang, and a bisection over releases or commits goes over many",
-            consequence="nothing was run",
-            remedy="give --from and --to, or --git; --sglang goes with --features",
+            "give --from and --to, or --git; --sglang goes with --features",
         )
 
 
 def _releases(subject: "Subject", rule: str, expected: str, since: str, until: str, out: Path, command: Command) -> int:
     from eagletwin.harness.engines.provision import releases
 
-    from .measure import look_at_version
-    from .report import bisect_releases, version_report
-    from .state import open_run, plan_of
+    from .report import bisect_releases
+    from .state import plan_of
 
-    versions = _range(releases(), since, until)
-    with _told_where_it_stands(), open_run(out, plan_of(subject, versions, rule=rule, expected=expected)) as run:
-        _begin(run)
+    plan = plan_of(subject, _range(releases(), since, until), rule=rule, expected=expected)
 
-        with progress("releases") as line:
+    def search(run: "BisectionFolder", look: "Look") -> "VersionsOutcome":
+        return bisect_releases(run, lambda version: look(version, Path(version)))
 
-            def look(version: str) -> "Looked":
-                line.look(version)
-                found = look_at_version(version, version, subject, run.folder, command(version))
-                line.done()
-                return found
-
-            outcome = bisect_releases(run, look)
-        run.save()
-        return _end(run.folder, partial(version_report, outcome, subject.case, run, command), outcome.answered)
+    return _bisect_versions(plan, out, search, lambda version, folder: command(version))
 
 
 def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, str], out: Path, command: Command) -> int:
     from .commits import bisect_commits, ends_of
-    from .measure import look_at_version
-    from .report import version_report
-    from .state import open_run, plan_of
+    from .state import plan_of
 
     repository = Path(git[0]).absolute()
-    ends = ends_of(repository, git[1], git[2])
-    plan = plan_of(subject, ends, checkout=str(repository), rule=rule, expected=expected)
-    with _told_where_it_stands(), open_run(out, plan) as run:
-        _begin(run)
+    plan = plan_of(subject, ends_of(repository, *git[1:]), checkout=str(repository), rule=rule, expected=expected)
 
-        with progress("commits") as line:
+    def show_command(commit: str, folder: Path) -> str:
+        """What to type to see one commit: in a worktree of its own, which is made once."""
+        tree = str((folder / f"tree-{commit[:12]}").absolute())
+        made = shlex.join(["git", "-C", str(repository), "worktree", "add", "--detach", tree, commit[:12]])
+        return f"{{ [ -e {shlex.quote(tree)} ] || {made}; }} && {command(tree)}"
 
-            def look(commit: str, tree: Path) -> "Looked":
-                line.look(commit[:12])
-                found = look_at_version(commit, str(tree), subject, run.folder, again="")
-                line.done()
-                return found
+    return _bisect_versions(plan, out, bisect_commits, show_command)
 
-            outcome = bisect_commits(run, look)
 
-        def show_command(commit: str) -> str:
-            """What to type to see one commit: in a worktree of its own, which is made once."""
-            tree = str((run.folder / f"tree-{commit[:12]}").absolute())
-            made = shlex.join(["git", "-C", str(repository), "worktree", "add", "--detach", tree, commit[:12]])
-            return f"{{ [ -e {shlex.quote(tree)} ] || {made}; }} && {command(tree)}"
+def _bisect_versions(
+    plan: "BisectionPlan", out: Path, search: "Callable[[BisectionFolder, Look], VersionsOutcome]", command: Command
+) -> int:
+    """command: what to type to see one version, by its name and the run folder."""
+    from .measure import look_at_version
+    from .report import version_report
+    from .state import open_run
 
-        run.save()
-        return _end(run.folder, partial(version_report, outcome, subject.case, run, show_command), outcome.answered)
+    try:
+        with open_run(out, plan) as run:
+            run.tell(f"folder: {run.folder}")
+            if run.resumed:
+                run.tell(f"continuing an unfinished bisection of the same case: {run.resumed} are known")
+            with progress("commits" if plan.checkout else "releases") as line:
+
+                def look(version: str, sglang: Path) -> "Looked":
+                    line.look(version[:12])
+                    again = "" if plan.checkout else command(version, run.folder)
+                    found = look_at_version(version, str(sglang), plan.subject, run.folder, again)
+                    line.done()
+                    return found
+
+                outcome = search(run, look)
+            run.save()
+            shown = partial(command, folder=run.folder)
+            return _end(run.folder, partial(version_report, outcome, plan.subject.case, run, shown), outcome.answered)
+    except KeyboardInterrupt:  # the run says itself that it was interrupted, and what becomes of it
+        raise AlreadyReported(EXIT_INTERRUPTED) from None
 
 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
@@ -226,13 +202,6 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     return _end(folder, partial(feature_report, reduction, subject.case, folder, again, hint), reduction.reduced.answered)
 
 
-def _begin(run: "BisectionFolder") -> None:
-    """Where it is kept, and what is known from before."""
-    run.tell(f"folder: {run.folder}")
-    if run.resumed:
-        run.tell(f"continuing an unfinished bisection of the same case: {run.resumed} are known")
-
-
 def _end(folder: Path, report: Callable[..., str], answered: bool) -> int:
     """Write the report and the page into the run folder, and print the report in lines of the terminal's width."""
     from eagletwin.harness.page.render import write_page
@@ -251,23 +220,11 @@ def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:
     """The known releases from one to another."""
     for name in filter(None, (since, until)):
         if name not in known:
-            raise InputError(
-                f"no release {name} is known", consequence="nothing was run", remedy=f"use one of {', '.join(known)}"
-            )
+            raise nothing_run(f"no release {name} is known", f"use one of {', '.join(known)}")
     chosen = known[known.index(since or known[0]) : known.index(until or known[-1]) + 1]
     if len(chosen) < 2:
-        raise InputError(
+        raise nothing_run(
             f"from {since or known[0]} to {until or known[-1]} there are fewer than two releases",
-            consequence="nothing was run",
-            remedy="give the older one to --from and the newer one to --to",
+            "give the older one to --from and the newer one to --to",
         )
     return chosen
-
-
-@contextmanager
-def _told_where_it_stands() -> Iterator[None]:
-    """A run says itself that it was interrupted, and what becomes of it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise AlreadyReported(EXIT_INTERRUPTED) from None

@@ -1,24 +1,22 @@
-"""Bisection over the commits of a checkout: `git bisect run`, driven on a scratch worktree. step.py is what it runs.
+"""Bisection over the commits of a checkout, by `git bisect` on a scratch worktree.
 
-git decides which commit comes next and what follows; this file makes sure of the two ends, tells git which of them is which,
-and reads the answer.
+git decides which commit comes next and what follows; this file looks at the two ends and at each commit that git checks out,
+tells git which side it is on, and reads the answer.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.files import RUN_MODULE
 
+from ..options import nothing_run
 from .report import VersionsOutcome, fault_between, outcome_of, progress_line
-from .state import BisectionFolder, Found, Looked, Unclear, end_mark
+from .state import BisectionFolder, Fault, Found, Looked, Unclear, end_mark, mark
 
 # A scratch worktree of the user's repository: its checkout, HEAD, index and bisections are left alone.
 #
@@ -33,8 +31,8 @@ def environment() -> dict[str, str]:
     return kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
 
 
-def git(folder: Path, *words: str) -> str:
-    """What a git command prints. Raises InputError."""
+def git(folder: Path, *words: str, codes: Container[int] = (0,)) -> str:
+    """What a git command prints. Raises InputError, unless it ends with one of these codes."""
     try:
         done = subprocess.run(
             [*GIT, "-C", str(folder), *words],
@@ -46,11 +44,10 @@ def git(folder: Path, *words: str) -> str:
         )
     except FileNotFoundError as error:
         raise InputError("git is not installed", consequence="no commit can be looked at", remedy="install git") from error
-    if done.returncode:
-        raise InputError(
+    if done.returncode not in codes:
+        raise nothing_run(
             f"git {words[0]} in {folder}: {done.stderr.strip() or f'exit code {done.returncode}'}",
-            consequence="nothing was run",
-            remedy="name a repository and two commits of it",
+            "name a repository and two commits of it",
         )
     return done.stdout.strip()
 
@@ -60,59 +57,34 @@ def commit_of(repository: Path, name: str) -> str:
     try:
         return git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except InputError as error:
-        raise InputError(
-            f"{repository} has no commit {name!r}",
-            consequence="nothing was run",
-            remedy="name a commit, a tag or a branch of it",
-        ) from error
+        raise nothing_run(f"{repository} has no commit {name!r}", "name a commit, a tag or a branch of it") from error
 
 
-class Worktree:
-    """A worktree in a temporary folder, at a commit. Use as a context manager."""
-
-    def __init__(self, repository: Path, commit: str) -> None:
-        self._repository = repository
-        self._commit = commit
-        self._scratch = Path()
-        self.path = Path()
-
-    def __enter__(self) -> "Worktree":
-        self._scratch = Path(tempfile.mkdtemp(prefix="eagletwin-bisect-")).resolve()
-        self.path = self._scratch / "sglang"
+@contextmanager
+def worktree(repository: Path, commit: str) -> Iterator[Path]:
+    """A worktree in a temporary folder, at a commit."""
+    scratch = Path(tempfile.mkdtemp(prefix="eagletwin-bisect-")).resolve()
+    tree = scratch / "sglang"
+    try:
+        git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
+        yield tree
+    finally:
         try:
-            git(self._repository, "worktree", "add", "--detach", "--force", str(self.path), self._commit)
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._remove()
-
-    def checkout(self, commit: str) -> None:
-        """Go to a commit, whatever lies in the tree."""
-        git(self.path, "checkout", "--force", "--detach", commit)
-
-    def _remove(self) -> None:
-        """Remove the worktree and git's record of it."""
-        try:
-            if self.path.exists():
-                git(self._repository, "worktree", "remove", "--force", "--force", str(self.path))
+            if tree.exists():
+                git(repository, "worktree", "remove", "--force", "--force", str(tree))
         except InputError as error:
             raise HarnessError(
-                f"the scratch worktree {self.path} could not be taken from the repository: {error.cause}",
+                f"the scratch worktree {tree} could not be taken from the repository: {error.cause}",
                 consequence="its record is left in the repository's .git/worktrees",
                 remedy="`git worktree prune` there",
             ) from error
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 # What git calls the two sides: of a bug that came, and of one that was fixed. (older, newer)
 TERMS = {True: ("good", "bad"), False: ("broken", "fixed")}
-STEP = (*RUN_MODULE, "eagletwin.door", "eagletwin.harness.commands.bisect.step:main")
-SAID = "eagletwin: "  # a step's own lines begin with it
-PATIENCE = 20.0  # seconds that a step has to end itself when the bisection is interrupted
+Look = Callable[[str, Path], Looked]  # at a commit, in the tree that it is checked out in
 
 
 def ends_of(repository: Path, one: str, other: str) -> tuple[str, str]:
@@ -121,27 +93,21 @@ def ends_of(repository: Path, one: str, other: str) -> tuple[str, str]:
     git(repository, "rev-parse", "--git-dir")  # where there is no repository, that is what is wrong, and not the commits' names
     commits = commit_of(repository, one), commit_of(repository, other)
     if commits[0] == commits[1]:
-        raise InputError(
-            f"{one} and {other} are one commit",
-            consequence="nothing was run",
-            remedy="name a good commit and a bad one",
-        )
+        raise nothing_run(f"{one} and {other} are one commit", "name a good commit and a bad one")
     bases = git(repository, "merge-base", *commits).splitlines()
     return (commits[1], commits[0]) if bases == [commits[1]] else commits
 
 
-def bisect_commits(run: BisectionFolder, look: Callable[[str, Path], Looked]) -> VersionsOutcome:
-    """Search between the plan's two commits; look(commit, tree) looks at an end. Steps look by themselves."""
+def bisect_commits(run: BisectionFolder, look: Look) -> VersionsOutcome:
+    """Search between the plan's two commits. What is known already is not looked at again."""
     plan, looked = run.state.plan, run.state.looked
     repository, rule = Path(plan.checkout), plan.rule or plan.expected
     names = {commit: _name(repository, commit) for commit in plan.versions}
-    with Worktree(repository, plan.versions[0]) as tree:
+    with worktree(repository, plan.versions[0]) as tree:
         for commit in plan.versions:
             if commit not in looked:
-                run.tell(f"{names[commit]}: looking …")
-                tree.checkout(commit)
-                run.add(look(commit, tree.path))
-                run.tell(f"{names[commit]}: {progress_line(looked[commit]).partition(': ')[2]}")
+                git(tree, "checkout", "--force", "--detach", commit)
+            _look_at(run, tree, commit, look)
         if any(end_mark(looked[commit], rule) == "skip" for commit in plan.versions):
             return outcome_of(plan.versions, looked, None, rule, unclear="an end cannot be decided", names=names)
         try:
@@ -152,13 +118,10 @@ def bisect_commits(run: BisectionFolder, look: Callable[[str, Path], Looked]) ->
         if fault is None or outcome.found.came is None:
             run.state.finished = True
             return outcome
-        run.state.fault, run.state.old_is_bad = fault, not outcome.found.came
-        run.save()
-        last, suspects = _search(run, tree, outcome.found.came)
+        last, suspects = _search(run, tree, fault, outcome.found.came, look)
     run.state.finished = True
     versions = (last, *suspects)
     found = Found(0, len(suspects), outcome.found.came, tuple(range(1, len(suspects))), ())
-    looked = run.state.looked
     # by date; commits that are not one another's ancestors have no other order
     seen = {commit: looked[commit] for commit in git(repository, "rev-list", "--no-walk=sorted", *looked).split()[::-1]}
     return VersionsOutcome(
@@ -166,29 +129,40 @@ def bisect_commits(run: BisectionFolder, look: Callable[[str, Path], Looked]) ->
     )
 
 
-def _search(run: BisectionFolder, tree: Worktree, came: bool) -> tuple[str, list[str]]:
+def _look_at(run: BisectionFolder, tree: Path, commit: str, look: Look) -> Looked:
+    """What is known of the commit that the tree is at, or what a look says of it."""
+    looked, name = run.state.looked, _name(tree, commit)
+    if (known := commit in looked) is False:
+        run.tell(f"{name}: looking …")
+        run.add(look(commit, tree))
+    run.tell(f"{name}: {progress_line(looked[commit]).partition(': ')[2]}{', known before' * known}")
+    return looked[commit]
+
+
+def _search(run: BisectionFolder, tree: Path, fault: Fault, came: bool, look: Look) -> tuple[str, list[str]]:
     """The last commit before the change that was looked at, and those that may have made it, oldest first.
 
     One of them made it; if several are named, those before the last cannot be decided.
     """
     (old, new), (before, after) = run.state.plan.versions, TERMS[came]
-    paths = _paths(tree.path, old, new)
-    suspects = _suspects(tree.path, new, [old], paths)
+    words = {"good": before if came else after, "bad": after if came else before, "skip": "skip"}
+    paths = _paths(tree, old, new)
+    suspects = _suspects(tree, new, [old], paths)
     if len(suspects) > 1:
-        words = ["bisect", "start", f"--term-old={before}", f"--term-new={after}", new, old, "--", *paths]
-        run.tell(f"git {' '.join(words)}")
-        git(tree.path, *words)
-        code, last_words = _run_steps(run, tree)
-        (run.folder / "git-bisect.log").write_text(git(tree.path, "bisect", "log") + "\n", encoding="utf-8")
-        if run.state.failure or code not in (0, 2):  # 2: only commits that cannot be decided are left
-            raise HarnessError(
-                f"git bisect run stopped: {run.state.failure or last_words or f'exit code {code}'}",
-                consequence="what is known is kept; git stops at exit codes of 128 and more, which are not verdicts",
-                remedy=f"see {run.folder / 'git-bisect.txt'}, remove the cause, and give the same command again",
-            )
-        olds = git(tree.path, "for-each-ref", "--format=%(objectname)", f"refs/bisect/{before}-*").split()
-        suspects = _suspects(tree.path, git(tree.path, "rev-parse", f"refs/bisect/{after}"), olds, paths)
-        old = git(tree.path, "merge-base", "--independent", *olds).split()[0]
+        start = ["bisect", "start", f"--term-old={before}", f"--term-new={after}", new, old, "--", *paths]
+        run.tell(f"git {' '.join(start)}")
+        said = git(tree, *start)
+        while said.startswith("Bisecting:"):
+            run.tell(said.splitlines()[0])
+            verdict, why = mark(_look_at(run, tree, git(tree, "rev-parse", "HEAD"), look), fault)
+            if verdict == "skip":
+                run.tell(f"skipped: {why}")
+            # 2: only commits that cannot be decided are left
+            said = git(tree, "bisect", words[verdict], codes=(0, 2))
+        (run.folder / "git-bisect.log").write_text(git(tree, "bisect", "log") + "\n", encoding="utf-8")
+        olds = git(tree, "for-each-ref", "--format=%(objectname)", f"refs/bisect/{before}-*").split()
+        suspects = _suspects(tree, git(tree, "rev-parse", f"refs/bisect/{after}"), olds, paths)
+        old = git(tree, "merge-base", "--independent", *olds).split()[0]
     if not suspects:
         raise HarnessError(
             f"git finds no commit between {old} and {new}" + (f" that changes {paths[0]}" if paths else ""),
@@ -196,54 +170,6 @@ def _search(run: BisectionFolder, tree: Worktree, came: bool) -> tuple[str, list
             remedy="look at the two commits: submodules and files that a filter makes are not looked at",
         )
     return old, suspects
-
-
-def _run_steps(run: BisectionFolder, tree: Worktree) -> tuple[int, str]:
-    """Let git run the steps; its exit code and last line. In a session of its own: an interrupt reaches all of it, once."""
-    last_words = ""
-    with (
-        (run.folder / "git-bisect.txt").open("a", encoding="utf-8") as log,
-        subprocess.Popen(
-            [*GIT, "bisect", "run", *STEP, str(run.folder.absolute())],
-            cwd=tree.path,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                last_words = line.strip() or last_words
-                if line.startswith((SAID, "Bisecting:")):
-                    run.tell(line.removeprefix(SAID).rstrip())
-            return process.wait(), last_words
-        except BaseException:
-            _end(process)
-            raise
-        finally:
-            run.reload()
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End git and the step that it runs, which ends its engines. git goes at once, a step when it has cleaned up.
-
-    Not by an interrupt: what a shell starts in the background, or nohup, ignores it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + PATIENCE
-        try:
-            os.killpg(process.pid, number)
-            while time.monotonic() < until:
-                process.poll()
-                os.killpg(process.pid, 0)
-                time.sleep(0.05)
-        except ProcessLookupError:
-            return
 
 
 def _paths(tree: Path, *commits: str) -> tuple[str, ...]:

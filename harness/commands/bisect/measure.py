@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from eagletwin.harness.check.known import fewest
 from eagletwin.harness.core.case import Case, encode_case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.patch import Patch
@@ -59,9 +61,6 @@ def _valid(case: Case) -> bool:
 
 
 # Feature bisection: the smallest set of a case's features with which the fault still shows.
-#
-# By delta debugging, after A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input" (2002), with sets
-# in place of strings.
 
 T = TypeVar("T")
 
@@ -71,32 +70,19 @@ def smallest(things: Sequence[T], shows: Callable[[tuple[T, ...]], bool]) -> tup
 
     `shows` is asked about each subset once, and must hold for all of them.
     """
-    results: dict[tuple[T, ...], bool] = {}
 
-    def ask(subset: tuple[T, ...]) -> bool:
-        if subset not in results:
-            results[subset] = shows(subset)
-        return results[subset]
+    @cache
+    def ask(subset: frozenset[T]) -> bool:
+        return shows(tuple(thing for thing in things if thing in subset))
 
-    kept, parts = tuple(things), 2
-    if kept and ask(()):
+    if not things or ask(frozenset()):
         return ()
-    while len(kept) > 1:
-        size = -(-len(kept) // parts)
-        groups = [kept[at : at + size] for at in range(0, len(kept), size)]
-        alone = next((group for group in groups if ask(group)), None)
-        if alone is not None:
-            kept, parts = alone, 2
-            continue
-        others = [tuple(thing for thing in kept if thing not in group) for group in groups]
-        rest = next((other for other in others if ask(other)), None)
-        if rest is not None:
-            kept, parts = rest, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(len(kept), 2 * parts)
-    return kept
+    found = fewest(things, lambda parts: ask(frozenset(parts)))
+    while smaller := next(
+        (rest for rest in (tuple(t for t in found if t != one) for one in found) if ask(frozenset(rest))), ()
+    ):
+        found = smaller  # more features can hide a fault
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,6 @@ def bisect_releases(run: BisectionFolder, look: Callable[[str], Looked]) -> Vers
         fault = fault_between(versions, looked, rule, anywhere=bool(plan.rule))
     except Unclear as error:
         return outcome_of(versions, looked, None, rule, unclear=str(error))
-    run.state.fault = fault
     if fault is not None:
         for choose in (next_end, next_between):
             while (index := choose(len(versions), marks(versions, looked, fault, rule))) is not None:
@@ -142,7 +141,9 @@ def version_report(
     """The answer of a bisection over releases or commits. command: what to type to see one version. columns: of a line."""
     plan, found, versions = run.state.plan, outcome.found, outcome.versions
     kind = "commit" if plan.checkout else "release"
-    lines = [f"{_headline(outcome)}  {case.name}{_looked_for(outcome.fault)}", ""]
+    fault = outcome.fault
+    sought = "" if fault is None else f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
+    lines = [f"{_headline(outcome)}  {case.name}{sought}", ""]
     width = max((len(outcome.name(version)) for version in outcome.looked), default=0)
     lines += [_row(outcome, version, width) for version in outcome.looked]
     lines += ["", *fold(_conclusion(outcome, kind), columns)]
@@ -165,12 +166,6 @@ def _headline(outcome: VersionsOutcome) -> str:
     word = "CAME" if found.came else "FIXED"
     new = outcome.name(outcome.versions[found.new])
     return f"{word} WITH {new}" if found.exact else f"{word} AFTER {outcome.name(outcome.versions[found.old])}, UP TO {new}"
-
-
-def _looked_for(fault: Fault | None) -> str:
-    if fault is None:
-        return ""
-    return f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
 
 
 def _row(outcome: VersionsOutcome, version: str, width: int) -> str:

@@ -259,15 +259,12 @@ def plan_of(
 
 
 class BisectionState(Struct, kw_only=True):
-    """`fault` is what is looked for, once the ends have shown it; `old_is_bad`, for commits, whether the older end shows it."""
+    """What is known of a bisection. seconds: that it took until now."""
 
     plan: BisectionPlan
     looked: dict[str, Looked] = {}
-    fault: Fault | None = None
-    old_is_bad: bool = False
     seconds: float = 0.0
     finished: bool = False
-    failure: str = ""  # of a step of `git bisect run`: why it could not go on
 
 
 class BisectionFolder:
@@ -306,10 +303,6 @@ class BisectionFolder:
     def add(self, looked: Looked) -> None:
         self.state.looked[looked.version] = looked
         self.save()
-
-    def reload(self) -> None:
-        """Take over what a step of `git bisect run`, a process of its own, has written."""
-        self.state = read_state(self.folder)
 
     def tell(self, text: str) -> None:
         log_line(self.folder, text)
@@ -360,7 +353,6 @@ def _taken_up(folder: Path, plan: BisectionPlan) -> BisectionState | None:
     state.looked = {
         version: looked for version, looked in state.looked.items() if looked.usual.rule or looked.usual.status != "unknown"
     }
-    state.failure = ""
     return state
 
 

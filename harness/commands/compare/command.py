@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace as replace_fields
@@ -13,9 +13,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..options import DEFAULT_RUNS, OUTPUT, Runs, log_progress
+from ..options import OUTPUT, log_progress, nothing_run
 from ..result import emit_result, wants_json, with_json
-from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, STRICT, run_options
+from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, OUT, STRICT, Names, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -35,92 +35,48 @@ What = Annotated[
         show_default=False,
     ),
 ]
-Ledger = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="none|all|ID",
-        help="Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
-        "SGLangs without live bugs whose code is that of the newest release in both.",
-        show_default=False,
+_SEARCH = (
+    option("", "ledger", Names, None, "none|all|ID", show_default=False)(
+        "Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
+        "SGLangs without live bugs whose code is that of the newest release in both."
     ),
-]
-Minutes = Annotated[
-    float, typer.Option(metavar="MINUTES", min=0.0, help="Limits the generated cases, which come after the ledger. 0: none.")
-]
-Cases = Annotated[int, typer.Option(metavar="N", min=0, help="Limits the generated cases. 0: none.")]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="The same seed draws the same cases.")]
-BaseOption = Annotated[
-    str,
-    typer.Option(
-        "--base",
-        metavar="BASE",
-        rich_help_panel=_ONE,
-        help="What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
-        "the functions that differ ran; if none did, the code is 125. Default: its commit or release.",
-        show_default=False,
+    option("", "minutes", float, MINUTES, "MINUTES", min=0.0)(
+        "Limits the generated cases, which come after the ledger. 0: none."
     ),
-]
-Families = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--family",
-        metavar="MODEL",
-        rich_help_panel=_ONE,
-        help="Generate cases of this model recipe (docs/reference/case.md), in an equal part of the time. Repeatable. Default: "
-        "one search of everything.",
-        show_default=False,
+    option("", "cases", int, MAX_CASES, "N", min=0)("Limits the generated cases. 0: none."),
+    option("", "seed", int, 0, "N", min=0)("The same seed draws the same cases."),
+)
+_OUTPUT = (
+    flag(OUTPUT, "markdown")("Print a comment for the pull request, in Markdown."),
+    option(OUTPUT, "summary", Path | None, None, "FILE")("Append that comment to this file."),
+)
+_OF_ONE = (
+    option(_ONE, "base", str, "", "BASE", show_default=False)(
+        "What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
+        "the functions that differ ran; if none did, the code is 125. Default: its commit or release."
     ),
-]
-History = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=_ONE, help="Append a line of JSON to this file: what came out, and of what."),
-]
-ShrinkMinutes = Annotated[
-    float,
-    typer.Option(
-        metavar="MINUTES",
-        min=0.0,
-        rich_help_panel=_TWO,
-        help="Limits the shrinking of one example of each way in which HEAD is newly broken.",
+    option(_ONE, "family", Names, None, "MODEL", show_default=False)(
+        "Generate cases of this model recipe (docs/reference/case.md), in an equal part of the time. Repeatable. Default: "
+        "one search of everything."
     ),
-]
-CaseName = Annotated[
-    str,
-    typer.Option(
-        "--case",
-        metavar="CASE",
-        rich_help_panel=_RUNS,
-        help="Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record.",
-        show_default=False,
+    option(_ONE, "history", Path | None, None, "FILE")("Append a line of JSON to this file: what came out, and of what."),
+)
+_OF_TWO = (
+    option(_TWO, "shrink_minutes", float, SHRINK_MINUTES, "MINUTES", min=0.0)(
+        "Limits the shrinking of one example of each way in which HEAD is newly broken."
     ),
-]
-Lines = Annotated[int, typer.Option(min=1, rich_help_panel=_RUNS, help="How many differences to print.")]
-AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", rich_help_panel=OUTPUT, help="Print a comment for the pull request, in Markdown.")
-]
-Summary = Annotated[Path | None, typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Append that comment to this file.")]
+)
+_OF_RUNS = (
+    option(_RUNS, "case", str, "", "CASE", show_default=False)(
+        "Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record."
+    ),
+    option(_RUNS, "lines", int, LINES, min=1)("How many differences to print."),
+)
 
 
 @with_json
-@run_options(STRICT, HOW, LIMITS)
-def compare(
-    what: What = None,
-    ledger: Ledger = None,
-    minutes: Minutes = MINUTES,
-    cases: Cases = MAX_CASES,
-    seed: Seed = 0,
-    base: BaseOption = "",
-    family: Families = None,
-    history: History = None,
-    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
-    case: CaseName = "",
-    lines: Lines = LINES,
-    markdown: AsMarkdown = False,
-    summary: Summary = None,
-    out: Runs = DEFAULT_RUNS,
-    *,
-    spec: RunSpec,
-) -> int:
+@run_options(_SEARCH, _OF_ONE, _OF_TWO, _OF_RUNS, _OUTPUT, (OUT,), STRICT, HOW, LIMITS)
+def compare(what: What = None, *, spec: RunSpec, **given: Any) -> int:
     """Compare an SGLang with known bugs or with another SGLang, or compare two runs value by value.
 
     One SGLang, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
@@ -132,23 +88,13 @@ def compare(
     """
     names = tuple(what or ())
     runs = any(_is_run(name) for name in names)
-    kind = _RUNS if runs or case else _ONE if len(names) < 2 else _TWO
-    of_one: dict[str, object] = {"--base": base, "--family": family, "--history": history}
-    of_all: dict[str, object] = {"--ledger": ledger, "--seed": seed, "--markdown": markdown, "--summary": summary}
-    of_all |= {"--minutes": minutes != MINUTES, "--cases": cases != MAX_CASES}
-    _check_fit(
-        names,
-        kind,
-        {
-            _ONE: of_one,
-            _TWO: {"--shrink-minutes": shrink_minutes != SHRINK_MINUTES},
-            _RUNS: {"--lines": lines != LINES},
-            "": of_all if kind == _RUNS else {},
-        },
-    )
+    kind = _RUNS if runs or given["case"] else _ONE if len(names) < 2 else _TWO
+    others = {_ONE: (*_OF_TWO, *_OF_RUNS), _TWO: (*_OF_ONE, *_OF_RUNS), _RUNS: (*_OF_ONE, *_OF_TWO, *_SEARCH, *_OUTPUT)}[kind]
+    _check_fit(names, kind, [one.name for one in others if given[one.name] != one.usual])
+    case, lines, base, history = (given.pop(name) for name in ("case", "lines", "base", "history"))
     if kind == _RUNS:
-        return _numbers(names, "" if runs else case, lines, out, spec, extra=runs and case)
-    search = _Search(ledger, minutes, cases, seed, tuple(family or ()), shrink_minutes, markdown, summary, out)
+        return _numbers(names, "" if runs else case, lines, given["out"], spec, extra=runs and case)
+    search = _Search(**given | {"family": tuple(given["family"] or ())})
     return search.one(names, base, history, spec) if kind == _ONE else search.two(names, spec)
 
 
@@ -218,7 +164,7 @@ class _Search:
 
         must_take_more("--summary", self.summary)
         if self.markdown and wants_json():
-            raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
+            raise nothing_run("--markdown and --json", "leave out either")
         ledger = self.ledger or ["all"]
         found = {entry.id: entry for entry in select_entries(ledger)}
         beyond = [entry for entry in found.values() if why_unreachable(entry, spec.mode)]
@@ -226,10 +172,8 @@ class _Search:
             print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
             return None
         if not found and not (self.minutes and self.cases):
-            raise InputError(
-                "no entry of the ledger and no generated case",
-                consequence="nothing was run",
-                remedy="leave out --ledger none, or --minutes 0 and --cases 0",
+            raise nothing_run(
+                "no entry of the ledger and no generated case", "leave out --ledger none, or --minutes 0 and --cases 0"
             )
         return list(found.values())
 
@@ -296,18 +240,18 @@ class _Search:
         emit_result(one)
 
 
-def _check_fit(names: tuple[str, ...], kind: str, given: dict[str, dict[str, object]]) -> None:
-    """Raises InputError for names and options that do not go together. given: what was typed, by what it is of."""
+def _check_fit(names: tuple[str, ...], kind: str, misplaced: list[str]) -> None:
+    """Raises InputError for names and options that do not go together. misplaced: options that were given and are of no use."""
     if len(names) > 2 or (kind == _RUNS and len(names) != 2):
         raise InputError(
             f"compare cannot do this with {count(len(names), 'name')}",
             consequence="nothing was compared",
             remedy="`eagletwin compare SGLANG`, `compare BASE HEAD`, `compare BASE HEAD --case CASE`, or two run folders",
         )
-    misplaced = [option for of, options in given.items() if of != kind for option, value in options.items() if value]
     if misplaced:
         there = {_ONE: "one SGLang", _TWO: "two SGLangs", _RUNS: "a comparison number for number"}[kind]
-        raise InputError(f"{misplaced[0]} with {there}", consequence="nothing was run", remedy=f"leave {misplaced[0]} out")
+        option = f"--{misplaced[0].replace('_', '-')}"
+        raise nothing_run(f"{option} with {there}", f"leave {option} out")
 
 
 def _families(names: tuple[str, ...]) -> list[str]:
@@ -316,10 +260,8 @@ def _families(names: tuple[str, ...]) -> list[str]:
 
     unknown = [name for name in names if name and name not in RECIPES]
     if unknown:
-        raise InputError(
-            f"--family {unknown[0]}: there is no such recipe",
-            consequence="nothing was run",
-            remedy=nearest(unknown[0], RECIPES, "`eagletwin info models`"),
+        raise nothing_run(
+            f"--family {unknown[0]}: there is no such recipe", nearest(unknown[0], RECIPES, "`eagletwin info models`")
         )
     return list(dict.fromkeys(names))
 
@@ -336,10 +278,9 @@ def old_arguments(words: list[str], old: str) -> list[str]:
             rest.append(word)
     if old == "diff" and sglangs:
         if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
-            raise InputError(
+            raise nothing_run(
                 "`eagletwin diff` is now `eagletwin compare`",
-                consequence="nothing was run",
-                remedy=f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+                f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
             )
         rest = ["--case", *rest]
     return [*sglangs, *rest]

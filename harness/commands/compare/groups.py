@@ -3,22 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ledger_of
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.records import Header, accept_lengths
-from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.core.run_spec import Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, without_numbers
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
-from ..fuzz.shrinking import size
-from ..result import AcceptedFacts
+from ..fuzz.shrinking import size, sizes
+from ..options import nothing_run
+from ..result import AcceptedFacts, ExampleFacts
 
 Status = Literal["equal", "broken", "unknown"]
 # `otherwise`: wrong on both sides, and first in another way; `unknown`: on one side or both.
@@ -63,11 +67,7 @@ def select_entries(names: Sequence[str]) -> list[Entry]:
     if "none" not in names:
         return ledger_of(list(names))
     if len(set(names)) > 1:
-        raise InputError(
-            "--ledger none, and other entries as well",
-            consequence="nothing was run",
-            remedy="leave out either",
-        )
+        raise nothing_run("--ledger none, and other entries as well", "leave out either")
     return []
 
 
@@ -279,28 +279,18 @@ def count_rounds(found: dict[tuple[str, str], AcceptedFacts], shared: SharedCase
     found.setdefault(key, AcceptedFacts(*key)).add((len(lengths), sum(lengths)), head)
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The smallest case of a breakage.
-
-    changes  the options that it runs with: remedies of known bugs, which would come first
-    found    the case that it was made from; the same if it is no smaller
-    looks    runs that it took to make it small; partial: time was up before it was smallest
-    """
-
-    case: Case
-    line: str
-    again: str
-    folder: Path | None
-    known: str = ""
-    changes: tuple[str, ...] = ()
-    found: Case | None = None
-    looks: int = 0
-    partial: bool = False
+def example_facts(
+    broken: Breakage, case: Case, run: RunSpec, *, line: str, changes: tuple[str, ...], **more: Any
+) -> ExampleFacts:
+    """A case to read of a breakage. changes: the options that it runs with: remedies of known bugs, which would come first."""
+    portable = replace(run, sglang="HEAD", view=broken.first.question.view, changes=changes).command("check", "case.json")
+    facts = {"case": msgspec.to_builtins(case), "changes": list(changes), "size": sizes(case), "portable": portable}
+    return ExampleFacts(line=line, **facts, **more)
 
 
-def example_of(broken: Breakage) -> Example:
+def example_of(broken: Breakage, run: RunSpec) -> ExampleFacts:
     """The smallest of the cases as they were found, if none was made smaller; the one with a run folder, of equals."""
     answer: ComparedCase = min(broken.answers, key=lambda one: (one.folder is None, size(one.question.case)))
-    question = answer.question
-    return Example(question.case, answer.head.text, answer.again, answer.folder, answer.known, question.changes)
+    question, folder = answer.question, str(answer.folder or "")
+    more: dict[str, Any] = {"line": answer.head.text, "changes": question.changes, "known": answer.known}
+    return example_facts(broken, question.case, run, again=answer.again, folder=folder, **more)

@@ -25,7 +25,6 @@ from eagletwin.harness.core.errors import (
     AlreadyReported,
     EagletwinError,
     HarnessError,
-    InputError,
 )
 from eagletwin.harness.core.files import installed_version, new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec, unusual
@@ -38,12 +37,12 @@ from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.completeness import shows_instead
 from eagletwin.harness.page.render import markdown_of, text_of
 
-from ..bisect.commits import Worktree, commit_of, git
+from ..bisect.commits import commit_of, git, worktree
 from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
 from ..fuzz.tally import SUMMARY, FindingFacts, read_summary
 from ..matrix import Matrix, Question
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from ..result import JobFacts, emit_result
 from .groups import SideResult
 from .one_report import (
@@ -169,15 +168,14 @@ def base_of(base: str, sglang: str) -> Iterator[str]:
         yield base
         return
     if not Path(sglang).is_dir():
-        raise InputError(
+        raise nothing_run(
             f"--base {base} is neither a release nor a folder, and no checkout was named that has it",
-            consequence="nothing was run",
-            remedy="name a release or a folder, or compare a checkout and give --base a revision of it",
+            "name a release or a folder, or compare a checkout and give --base a revision of it",
         )
     checkout = Path(sglang).resolve()
     repository = Path(git(checkout, "rev-parse", "--show-toplevel"))
-    with Worktree(repository, commit_of(repository, base)) as tree:
-        yield str(tree.path / checkout.relative_to(repository))
+    with worktree(repository, commit_of(repository, base)) as tree:
+        yield str(tree / checkout.relative_to(repository))
 
 
 def _standing_of(trials: Trials, entry: Entry, job: OneJob) -> Standing:
@@ -274,10 +272,8 @@ def must_take_more(option: str, file: Path | None) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.open("a", encoding="utf-8").close()
     except OSError as error:
-        raise InputError(
-            f"{option} {file} cannot be written: {error.strerror}",
-            consequence="nothing was run",
-            remedy="name a file in a folder that you may write to",
+        raise nothing_run(
+            f"{option} {file} cannot be written: {error.strerror}", "name a file in a folder that you may write to"
         ) from error
 
 

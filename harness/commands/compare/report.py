@@ -16,7 +16,6 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.page.document import Document, DocumentSection, Item, TableCell, row, table
 
-from ..fuzz.shrinking import sizes, smaller
 from ..page_facts import KINDS, left_out, page_beside, read_facts
 from ..result import (
     AcceptedFacts,
@@ -28,7 +27,7 @@ from ..result import (
     NamedFacts,
     SideFacts,
 )
-from .groups import GROUPS, Breakage, ComparedCase, Example, Result, breakages, example_of
+from .groups import GROUPS, Breakage, ComparedCase, Result, breakages, example_of
 
 SIDES = ("BASE", "HEAD")
 RECORD = "comparison.json"  # in the run folder: what --json prints
@@ -67,7 +66,7 @@ class CompareReport:
     seconds: float
     changes: tuple[Changes, Changes]
     mutual: bool
-    examples: Mapping[Signature, Example] = field(default_factory=dict)
+    examples: Mapping[Signature, ExampleFacts] = field(default_factory=dict)
     accepted: Sequence[AcceptedFacts] = ()
     left: int = 0
     believed: Sequence[str] = ()
@@ -107,9 +106,9 @@ class CompareReport:
         return self.result.sentence
 
     @property
-    def broken(self) -> list[tuple[Breakage, Example]]:
+    def broken(self) -> list[tuple[Breakage, ExampleFacts]]:
         """What is newly broken, each with the case to read."""
-        return [(one, self.examples.get(one.signature) or example_of(one)) for one in breakages(self.result.answers)]
+        return [(one, self.examples.get(one.signature) or example_of(one, self.run)) for one in breakages(self.result.answers)]
 
     @property
     def remarks(self) -> list[str]:
@@ -184,7 +183,7 @@ def facts_of(one: CompareReport) -> ComparisonFacts:
         folder=str(one.folder),
         seconds=round(one.seconds, 3),
         counts={group: len(result.of(group)) for group in GROUPS},
-        broken=[_breakage_facts(broken, example, one.run) for broken, example in one.broken],
+        broken=[_breakage_facts(broken, example) for broken, example in one.broken],
         ran_change=result.reached,
         known=list(one.known),
         not_looked_at=list(one.not_looked_at),
@@ -210,9 +209,8 @@ def facts_of(one: CompareReport) -> ComparisonFacts:
     )
 
 
-def _breakage_facts(broken: Breakage, example: Example, run: RunSpec) -> BrokenFacts:
-    signature, first = broken.signature, broken.first.question
-    portable = replace(run, sglang="HEAD", view=first.view, changes=example.changes)
+def _breakage_facts(broken: Breakage, example: ExampleFacts) -> BrokenFacts:
+    signature = broken.signature
     return BrokenFacts(
         what=str(signature),
         rule=signature.rule,
@@ -221,19 +219,7 @@ def _breakage_facts(broken: Breakage, example: Example, run: RunSpec) -> BrokenF
         function=signature.kernel or signature.cause,
         cases=broken.names,
         changed_functions=broken.ran,
-        example=ExampleFacts(
-            line=example.line,
-            case=msgspec.to_builtins(example.case),
-            changes=list(example.changes),
-            size=sizes(example.case),
-            shrunk=smaller(example.found, example.case) if example.found is not None else "",
-            looks=example.looks,
-            partial=example.partial,
-            known=example.known,
-            again=example.again,
-            portable=portable.command("check", "case.json"),
-            folder=str(example.folder or ""),
-        ),
+        example=example,
     )
 
 

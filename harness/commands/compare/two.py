@@ -33,23 +33,23 @@ from eagletwin.harness.page.render import write_page
 from ..fuzz.coverage import measured_of
 from ..fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen, Unstarted
 from ..fuzz.options import Plan
-from ..fuzz.shrinking import ShrinkCallbacks, Shrinking
+from ..fuzz.shrinking import ShrinkCallbacks, Shrinking, smaller
 from ..fuzz.steering import Steering, executed_places
 from ..fuzz.tally import LEAST, Tally
 from ..matrix import Matrix, Question, hosts_of
 from ..options import log_progress
-from ..result import AcceptedFacts, ComparisonFacts
+from ..result import AcceptedFacts, ComparisonFacts, ExampleFacts
 from .groups import (
     EQUAL,
     MINIMAL,
     Breakage,
     ComparedCase,
-    Example,
     Result,
     SharedCase,
     SideResult,
     breakages,
     count_rounds,
+    example_facts,
     example_of,
     group_of,
 )
@@ -79,10 +79,6 @@ def said_by_verdict(verdict: Verdict, signature: Signature | None) -> SideResult
     return SideResult("broken" if broken else "unknown", _one_line(what), signature)
 
 
-def _said_by_seen(seen: CaseSeen) -> SideResult:
-    return EQUAL if runs_no_change(seen.verdict, seen.differs) else said_by_verdict(seen.verdict, seen.signature)
-
-
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
@@ -98,15 +94,6 @@ def runs_as_base(differs: Differs | None) -> bool:
     if differs is None or differs.ran:
         return False
     return bool(differs.functions) and not (differs.modules or differs.removed or differs.files)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What came of a case that was run in fresh forks and kept."""
-
-    head: SideResult
-    again: str
-    known: str = ""
 
 
 @dataclass(slots=True)
@@ -178,7 +165,9 @@ class Sides:
         self.tally.add(seen)
         self.changes[HEAD].add(seen.differs)
         question = SharedCase(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
-        return self._answer(question, _said_by_seen(seen), seen.differs, seen)
+        unrun = runs_no_change(seen.verdict, seen.differs)
+        said = EQUAL if unrun else said_by_verdict(seen.verdict, seen.signature)
+        return self._answer(question, said, seen.differs, seen)
 
     def _answer(
         self, question: SharedCase, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
@@ -275,16 +264,17 @@ class Sides:
             head = self._again(HEAD, question, head)
             return ComparedCase(question, base, head, again=self._command(question, HEAD), ran=ran)
         folder = self.folder / f"broken-{question.name}"
-        kept = self._keep(question, found, folder)
-        answer = ComparedCase(question, base, kept.head, kept.known, kept.again, folder, ran)
-        if answer.group == "newly broken" and kept.head.signature is not None:
-            self._broken_so.add(kept.head.signature)
+        head, known, again = self._keep(question, found, folder)
+        answer = ComparedCase(question, base, head, known, again, folder, ran)
+        if answer.group == "newly broken" and head.signature is not None:
+            self._broken_so.add(head.signature)
             if isinstance(found, CaseSeen):
-                self._seen[question.name] = replace_fields(found, signature=kept.head.signature)
+                self._seen[question.name] = replace_fields(found, signature=head.signature)
         return answer
 
-    def _keep(self, question: SharedCase, found: Trial | CaseSeen, folder: Path) -> _Kept:
-        """Run on HEAD what was found there, in fresh forks, and keep it in a run folder of its own."""
+    def _keep(self, question: SharedCase, found: Trial | CaseSeen, folder: Path) -> tuple[SideResult, str, str]:
+        """Run on HEAD what was found there, in fresh forks and a run folder of its own: what HEAD says, the known bug that
+        it may be, and the command."""
         spec, host = self._spec(HEAD, question), self.hosts[HEAD]
         again = self._command(question, HEAD, folder / "case.json")
         answer = Matrix().ask(
@@ -301,13 +291,13 @@ class Sides:
             ),
         )
         if (outcome := answer.run) is None:
-            return _Kept(SideResult("unknown", _one_line(answer.verdict.reason)), again)
+            return SideResult("unknown", _one_line(answer.verdict.reason)), "", again
         head = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
-        return _Kept(head, outcome.again or again, outcome.known)
+        return head, outcome.known, outcome.again or again
 
-    def example(self, broken: Breakage, seconds: float, look: Callable[[str], None]) -> Example:
+    def example(self, broken: Breakage, seconds: float, look: Callable[[str], None]) -> ExampleFacts:
         """A case that HEAD breaks so and BASE does not, made smaller for as long, and kept."""
-        first, question = example_of(broken), broken.first.question
+        first, question = example_of(broken, self.run), broken.first.question
         seen, folder = self._seen.get(question.name), broken.first.folder
         if seen is None or folder is None or not seconds:
             return first
@@ -329,16 +319,18 @@ class Sides:
         outcome, line = finding.outcome, said_by_verdict(finding.outcome.verdict, finding.signature).text
         if finding.signature != broken.signature or finding.status == "equal":
             return first
-        return Example(
+        return example_facts(
+            broken,
             outcome.case,
-            line,
-            outcome.again,
-            folder / MINIMAL,
-            outcome.known,
-            question.changes,
-            seen.case,
-            finding.shrink_looks,
-            finding.partial,
+            self.run,
+            line=line,
+            changes=question.changes,
+            shrunk=smaller(seen.case, outcome.case),
+            looks=finding.shrink_looks,
+            partial=finding.partial,
+            known=outcome.known,
+            again=outcome.again,
+            folder=str(folder / MINIMAL),
         )
 
     def _is_live(self, question: SharedCase, head: SideResult) -> bool:
@@ -372,7 +364,7 @@ class ComparisonRun:
     out: Path
     _answers: list[ComparedCase] = field(default_factory=list)
     _believed: list[str] = field(default_factory=list)
-    _examples: dict[Signature, Example] = field(default_factory=dict)
+    _examples: dict[Signature, ExampleFacts] = field(default_factory=dict)
     _failed: str = ""
     _sides: Sides | None = None
 

@@ -13,64 +13,23 @@ from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, Alread
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..options import DEFAULT_RUNS, Runs, Verbose, log_progress
+from ..options import log_progress, nothing_run
 from ..result import SearchFacts, emit_result, with_json
-from ..run_options import (
-    CHANGES,
-    HOW,
-    JUDGING,
-    LIMITS,
-    MAX_CASES,
-    MINUTES,
-    SHRINK_MINUTES,
-    SOURCE,
-    STRICT,
-    Address,
-    Explain,
-    Findings,
-    MaxCases,
-    Minutes,
-    Not,
-    Only,
-    Processes,
-    Resume,
-    Seed,
-    Shrink,
-    ShrinkMinutes,
-    run_options,
-)
+from ..run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, SEARCH, SOURCE, STRICT, VERBOSE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
 
-    from .journal import Past, PastFinding
+    from .journal import Past
     from .options import SearchOptions
-    from .pool import Actors, Workers
+    from .pool import Workers
     from .search import Fuzz
-    from .shrinking import Finding
-    from .tally import Summary
+    from .tally import FindingFacts, Summary
 
 
 @with_json
-@run_options(CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
-def fuzz(
-    minutes: Minutes = MINUTES,
-    max_cases: MaxCases = MAX_CASES,
-    seed: Seed = 0,
-    findings: Findings = 1,
-    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
-    processes: Processes = 0,
-    address: Address = "",
-    resume: Resume = None,
-    shrink: Shrink = None,
-    explain: Explain = False,
-    only: Only = None,
-    left_out: Not = None,
-    out: Runs = DEFAULT_RUNS,
-    verbose: Verbose = False,
-    *,
-    spec: RunSpec,
-) -> int:
+@run_options(SEARCH, (OUT, VERBOSE), CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
+def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, verbose: bool, **search_options: Any) -> int:
     """Generate cases until one shows a new bug, then shrink it.
 
     In a changed tree the search goes where the change runs. A divergence that disappears when a known bug's fix is applied
@@ -82,20 +41,8 @@ def fuzz(
     """
     from .options import SearchOptions
 
-    options = SearchOptions(
-        minutes=minutes,
-        max_cases=max_cases,
-        seed=seed,
-        findings=findings,
-        shrink_minutes=shrink_minutes,
-        only=tuple(only or ()),
-        left_out=tuple(left_out or ()),
-        processes=processes,
-        address=address,
-        run=spec,
-        explain=explain,
-        out=out,
-    )
+    search_options |= {name: tuple(search_options[name] or ()) for name in ("only", "left_out")}
+    options = SearchOptions(run=spec, **search_options)
     if resume is not None:
         return search(*load_resumed_search(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported
@@ -137,10 +84,9 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
     """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
     source = options.source
     if options.explain and source.difference is None and not options.run.patches:
-        raise InputError(
+        raise nothing_run(
             f"--explain, and it is not known what SGLang {source.called} changes",
-            consequence="nothing was run",
-            remedy="give a tree with uncommitted changes, a --patch or a --revert",
+            "give a tree with uncommitted changes, a --patch or a --revert",
         )
     from eagletwin.harness.engines.start import Zygote
 
@@ -158,14 +104,19 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         from eagletwin.harness.engines.host import Host
 
         from .journal import JOURNAL, Journal
+        from .pool import Actors
         from .search import Fuzz
 
         host = Host(zygote)
-        workers = stack.enter_context(_actors(options)) if options.address else _processes(host, options)
+        workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
-        stack.enter_context(alone(folder / JOURNAL, lambda: _refuse(folder)))
+
+        def refuse() -> None:
+            raise nothing_run(f"another process searches in {folder}", "wait for it, or end it")
+
+        stack.enter_context(alone(folder / JOURNAL, refuse))
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
-        found = list["Finding | PastFinding"]() if past is None else list["Finding | PastFinding"](past.findings)
+        found = [] if past is None else past.findings
         looking = Fuzz(
             Trials(host, options.run), folder, options.plan, log_progress, past=past, journal=journal, measured=measured
         )
@@ -173,7 +124,7 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
 
 
 def _search(
-    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[Finding | PastFinding]", *, verbose: bool
+    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[FindingFacts]", *, verbose: bool
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
     from eagletwin.harness.page.render import text_of
@@ -189,7 +140,7 @@ def _search(
             _share(looking, options, workers, stack)
             more = islice(looking.search(), options.findings - len(found)) if options.findings else looking.search()
             for finding in more:
-                found.append(finding)
+                found.append(finding.facts)
                 show(finding_text(finding, width()))
             if not found:
                 looking.compare_with_base(explain=options.explain)
@@ -209,10 +160,6 @@ def _search(
         facts = summary_facts(summary)
         emit_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
     return code
-
-
-def _refuse(folder: Path) -> None:
-    raise InputError(f"another process searches in {folder}", consequence="nothing was run", remedy="wait for it, or end it")
 
 
 def make_small(file: Path, options: "SearchOptions") -> int:
@@ -259,12 +206,6 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     )
 
 
-def _actors(options: "SearchOptions") -> "Actors":
-    from .pool import Actors
-
-    return Actors(_elsewhere(options))
-
-
 def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":
     """LocalWorkers that run blocks beside this one; None: there is one process."""
     from eagletwin.cases.blocks import BLOCK
@@ -295,9 +236,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None",
     gc.freeze()  # what was imported lives as long as the search: to look at it again and again takes 1 % of one
 
 
-def _keep_elsewhere(
-    folder: Path, looking: "Fuzz", found: "list[Finding | PastFinding]", code: int | None, error: OSError
-) -> "Summary":
+def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[FindingFacts]", code: int | None, error: OSError) -> "Summary":
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, TOPKS, WEIGHT_UPDATES
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.terminal import count, nearest
@@ -37,6 +36,8 @@ from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
 from eagletwin.harness.families.valid import runs_in
+
+from ..options import nothing_run
 
 # Features by which a search is narrowed, and what it left out of them: each with the option that adds it.
 
@@ -78,7 +79,7 @@ def feature_filter(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Ca
     names = dict.fromkeys([*_BY_KEY, *VALUES, *FAMILIES, *RECIPES])
     for name in (*(name for each in wanted for name in each), *unwanted):
         if name not in names:
-            raise InputError(f"there is no feature {name!r}", consequence="nothing was run", remedy=nearest(name, names))
+            raise nothing_run(f"there is no feature {name!r}", nearest(name, names))
     return lambda case: (
         all(any(has(case, name) for name in each) for each in wanted) and not any(has(case, name) for name in unwanted)
     )
@@ -226,21 +227,6 @@ class Measured:
 
 
 UNMEASURED = Measured()
-
-
-def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Block]]]]) -> Coverage:
-    """ran: cases, each with the blocks that it ran, by file."""
-    cases, keys = list[list[Setting]](), dict[str, int]()
-    for number, (case, files) in enumerate(ran):
-        cases.append(settings_of(case))
-        for key in {key_of(file, block.function, block.branch) for file, blocks in files.items() for block in blocks}:
-            keys[key] = keys.get(key, 0) | 1 << number
-    listed = sorted({one for each in cases for one in each} - set(cases[0]).intersection(*cases[1:]), key=str)
-    number_of, blocks = {one: number for number, one in enumerate(listed)}, dict[str, str]()
-    for key in sorted(keys):
-        blocks[f"{keys[key]:x}"] = blocks.get(f"{keys[key]:x}", "") + key
-    rows = [sorted(number_of[one] for one in each if one in number_of) for each in cases]
-    return Coverage(sglang, listed, rows, dict(sorted(blocks.items())))
 
 
 def key_of(file: str, function: str, branch: str) -> str:

@@ -21,7 +21,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.signature import Signature
 
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from .options import SearchOptions
 from .tally import FindingFacts
 from .worker import Seen, as_path
@@ -72,22 +72,13 @@ class SetAside(Struct, frozen=True):
     undecided: bool
 
 
-class PastFinding(Struct, frozen=True):
-    """A finding of an earlier driver. facts: as in summary.json."""
-
-    signature: Signature
-    name: str
-    status: str
-    facts: FindingFacts
-
-
 class Conclusion(Struct, frozen=True, tag=True):
-    """What a case that looked new, for what it showed, came to: the bug that explains it, or a finding."""
+    """What a case that looked new, for what it showed, came to: the bug that explains it, or a finding, as in summary.json."""
 
     case: Case
     signature: Signature
     bug: str = ""
-    finding: PastFinding | None = None
+    finding: FindingFacts | None = None
     asides: tuple[SetAside, ...] = ()
 
 
@@ -115,7 +106,7 @@ class Past:
     size: int = 0
 
     @property
-    def findings(self) -> list[PastFinding]:
+    def findings(self) -> list[FindingFacts]:
         return [one.finding for one in self.concluded if one.finding is not None]
 
     def add(self, record: Record) -> None:
@@ -208,6 +199,4 @@ def _first(record: Record | None, file: Path) -> Begun:
     if isinstance(record, Begun) and record.version == __version__:
         return record
     writer = f"eagletwin {record.version} began it" if isinstance(record, Begun) else "it does not say what is searched"
-    raise InputError(
-        f"{file}: {writer}", consequence="nothing was run", remedy=f"begin another search with eagletwin {__version__}"
-    )
+    raise nothing_run(f"{file}: {writer}", f"begin another search with eagletwin {__version__}")

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, KnownBugMatcher, may_show
-from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
 from eagletwin.harness.core.records import accept_lengths
@@ -131,15 +130,10 @@ class BlockRunner:
         return replace(_case_seen(block.number, one, view, shown, self._matcher.run), tries=self._matcher.ran - ran)
 
 
-def _executed_change(trial: Trial, run: RunSpec) -> Differs | None:
-    """What a case ran of the tree's change and of the run's own patches; None: there are none."""
-    own = {patch.name for patch in run.patches}
-    return together([change for change in trial.changes if not change.patch or change.patch in own])
-
-
 def _case_seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
-    differs = _executed_change(trial, run)
+    own = {patch.name for patch in run.patches}  # what workarounds change is no part of the change
+    differs = together([change for change in trial.changes if not change.patch or change.patch in own])
     committed = accept_lengths(trial.header.records)
     finished = trial.header.ending.kind == "finished"
     return CaseSeen(

@@ -14,6 +14,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, 
 from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families.valid import runs_in
 
+from ..options import nothing_run
 from ..run_options import MAX_CASES, MINUTES, SHRINK_MINUTES
 from .coverage import feature_filter, held_by, sampling_of
 
@@ -70,10 +71,9 @@ class SearchOptions:
         """Raises InputError for options that no generated case meets, and names those that exclude each other."""
         feature_filter(self.only, self.left_out)  # it knows the names
         if self.run.mode.attention == "flashmla":
-            raise InputError(
+            raise nothing_run(
                 f"--attention flashmla takes pages of {FLASHMLA_PAGE}, and no generated case has more than {PAGE_SIZES[-1]}",
-                consequence="nothing was run",
-                remedy="use another attention backend, or write the case yourself (docs/reference/case.md) and `check` it",
+                "use another attention backend, or write the case yourself (docs/reference/case.md) and `check` it",
             )
         constraints = [("--only", "only", name) for name in self.only] + [("--not", "left_out", name) for name in self.left_out]
         if self.run.view in _OF_VIEW:
@@ -83,11 +83,10 @@ class SearchOptions:
         mode = " ".join(self.run.mode.options)
         for chosen in (*combinations(constraints, 1), *combinations(constraints, 2), constraints):
             if not self._has_block(chosen):
-                raise InputError(
+                raise nothing_run(
                     f"no generated case has {' and '.join(f'{option} {name}' for option, _, name in chosen)}"
                     + (f" with {mode}" if mode else ""),
-                    consequence="nothing was run",
-                    remedy="leave one of these options out, or write the case yourself (docs/reference/case.md)",
+                    "leave one of these options out, or write the case yourself (docs/reference/case.md)",
                 )
 
     def _has_block(self, constraints: Sequence[tuple[str, str, str]]) -> bool:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eagletwin.harness.check.known import KnownBugMatcher
-from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines.host import Host
 
-from ..options import log_progress
+from ..options import log_progress, nothing_run
 from .coverage import UNMEASURED, Measured
 from .journal import Died, Journal, Over, Past
 from .looking import BlockRunner, CaseSeen
@@ -454,10 +454,9 @@ class Actors:
         try:
             self._ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise InputError(
+            raise nothing_run(
                 f"there is no Ray cluster at {self._address}: {error}",
-                consequence="nothing was run",
-                remedy="`ray start --head` on one machine and `ray start --address …` on the others, or leave --address out",
+                "`ray start --head` on one machine and `ray start --address …` on the others, or leave --address out",
             ) from error
         finally:
             for number, handler in handlers.items():  # Ray sets its own, which end the process without a word

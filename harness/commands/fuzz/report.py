@@ -1,7 +1,6 @@
 """A search: how its findings read, what it leaves (summary.json), and its document."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,15 +19,15 @@ from eagletwin.harness.page.render import write_page
 
 from ..page_facts import KINDS, left_out, page_beside, unexercised_features
 from .coverage import TOPICS
-from .journal import JOURNAL, PastFinding
+from .journal import JOURNAL
 from .search import Fuzz
 from .shrinking import Finding, sizes, smaller
 from .tally import (
     LEAST,
     MOST_UNDECIDED,
     SUMMARY,
-    AsideFacts,
     EffectFacts,
+    FindingFacts,
     KnownBug,
     KnownFacts,
     Summary,
@@ -80,7 +79,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def write_summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None = None) -> Summary:
+def write_summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], code: int | None = None) -> Summary:
     """Write what a search came to into a folder: summary.json, an example of each known bug, and the page.
 
     code: the exit code; None: an error ends the command, whose code is the error's. A finding that was still being shrunk
@@ -100,11 +99,11 @@ def write_summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastF
 def summary_facts(summary: Summary) -> dict[str, object]:
     """The summary as --json has it: known bugs, and what did not start, are beside the tally."""
     facts: dict[str, dict[str, object]] = msgspec.to_builtins(summary)
-    del facts["tally"]["known"], facts["tally"]["refused"]
+    del facts["tally"]["known"], facts["tally"]["refused"], facts["tally"]["models"]
     return {**facts}
 
 
-def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFinding], code: int | None) -> Summary:
+def _summary(folder: Path, search: Fuzz, findings: Sequence[FindingFacts], code: int | None) -> Summary:
     tally = search.tally
     goes_on = code in (None, EXIT_INTERRUPTED) and (search.folder / JOURNAL).is_file()
     return Summary(
@@ -116,7 +115,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
         exit_code=code,
         meaning=_meaning(search, code) if code is not None else "",
         seconds=round(search.seconds, 3),
-        tally=dataclasses.replace(tally, configurations=_configuration_counts(tally), known={}, refused={}),
+        tally=dataclasses.replace(tally, known={}, refused={}, models=set()),
         not_looked_at=tally.left_out(search.trials.host.mode) if tally.cases else [],
         refused={name: one.why for name, one in tally.refused.items()},
         known=[
@@ -130,7 +129,7 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
             for bug in tally.known.values()
         ],
         known_note=_of_overlap(search),
-        findings=[finding.facts for finding in findings],
+        findings=list(findings),
         unconfirmed=[
             UnconfirmedFacts(
                 signature=one.signature,
@@ -143,14 +142,11 @@ def _summary(folder: Path, search: Fuzz, findings: Sequence[Finding | PastFindin
             if one is not None
         ],
         effect=search.effect,
-        set_aside=[
-            AsideFacts(signature=one.signature, cases=one.cases, example=str(one.example), undecided=one.undecided)
-            for one in search.asides.values()
-        ],
+        set_aside=list(search.asides.values()),
     )
 
 
-def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterator[str]:
+def _remarks(search: Fuzz, findings: Sequence[FindingFacts]) -> Iterator[str]:
     """Sentences on the cases that ran, and on those that did not."""
     tally, base = search.tally, search.matcher.base
     if not tally.cases:
@@ -158,7 +154,9 @@ def _remarks(search: Fuzz, findings: Sequence[Finding | PastFinding]) -> Iterato
     else:
         yield _counts(search)
         yield from _left_open(tally)
-        yield from _of_the_change(search)
+        yield from tally.changes.lines
+        if tally.changes.doubt:
+            yield "No case ran any of that, so this search says nothing about it."
     for name, number in sorted(tally.fallbacks.items()):
         yield f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}."
     if base is not None and base.refused:
@@ -192,14 +190,6 @@ def _counts(search: Fuzz) -> str:
         text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
     excused = ", ".join(f"{name} {number}" for name, number in sorted(tally.excused.items()))
     return f"{text} Excused: {excused}." if excused else text
-
-
-def _of_the_change(search: Fuzz) -> Iterator[str]:
-    """Which changed code ran, and whether that altered anything."""
-    changes = search.tally.changes
-    yield from changes.lines
-    if changes.doubt:
-        yield "No case ran any of that, so this search says nothing about it."
 
 
 def _meaning(search: Fuzz, code: int) -> str:
@@ -256,15 +246,6 @@ def _of_overlap(search: Fuzz) -> str:
 def _example_of(folder: Path, bug: KnownBug) -> Path:
     """The file of the first case that showed a known bug."""
     return folder / "known" / f"{bug.id.replace(' ', '-')}.json"
-
-
-def _configuration_counts(tally: Tally) -> Counter[str]:
-    """Each configuration in words."""
-    named = Counter[str]()
-    for one, number in tally.configurations.items():
-        size = f" with {one.nodes} nodes" if one.topk > 1 else ""
-        named[f"{one.model}, num_steps {one.num_steps}, topk {one.topk}{size}, page_size {one.page_size}"] = number
-    return named
 
 
 def search_page(folder: Path) -> Document:

@@ -24,31 +24,17 @@ from eagletwin.harness.core.terminal import Line, count
 
 from .coverage import UNMEASURED, Measured
 from .effect import Effect
-from .journal import Conclusion, Journal, Past, PastFinding, SetAside
+from .journal import Conclusion, Journal, Past, SetAside
 from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
 from .pool import BlockPool
 from .shrinking import Finding, ShrinkCallbacks, Shrinking
-from .tally import LEAST, MOST_UNDECIDED, EffectFacts, Tally
+from .tally import LEAST, MOST_UNDECIDED, AsideFacts, EffectFacts, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
 _IN_VAIN = 100
 _NEWS = 5.0  # seconds between two lines of progress
 _COMPARED, _COMPARING = 40, 0.1  # cases that are run without the change, too, and the share of the search's time for them
-
-
-@dataclass(slots=True)
-class Aside:
-    """What a search saw and did not look into: cases that show what was found before, or what a smaller case showed in place of
-    what was being shrunk; and cases that the reference cannot decide. Run once, and not confirmed.
-
-    example  file of the first such case; cases: how many there were
-    """
-
-    signature: Signature
-    example: Path
-    cases: int = 0
-    undecided: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +48,7 @@ class Triage:
 
     def bug(self) -> str:
         """The id of the known bug that is behind it; empty: it is new."""
-        seen, trials = self.seen, self._trials
+        seen, trials = self.seen, self.matcher.trials(self._workaround_entries, self.seen.view)
         if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
             return ""  # what does not show alone is gone with any remedy
         bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
@@ -92,10 +78,6 @@ class Triage:
     def past(self) -> str:
         """Why it is no known bug, where a remedy makes it equal: a part of a sentence."""
         return f", which {self._base_name} does not show" if self.seen.cured else ""
-
-    @property
-    def _trials(self) -> Trials:
-        return self.matcher.trials(self._workaround_entries, self.seen.view)
 
     @property
     def _workaround_entries(self) -> tuple[Entry, ...]:
@@ -138,7 +120,7 @@ class Fuzz:
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
-    asides: dict[Signature, Aside] = field(default_factory=dict)
+    asides: dict[Signature, AsideFacts] = field(default_factory=dict)
     shrinking: Shrinking | None = None
     effect: EffectFacts | None = None
     _begun: float = 0.0
@@ -252,8 +234,7 @@ class Fuzz:
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
-        past = PastFinding(finding.signature, finding.name, finding.status, finding.facts)
-        self._note(Conclusion(seen.case, seen.signature, finding=past, asides=tuple(asides)))
+        self._note(Conclusion(seen.case, seen.signature, finding=finding.facts, asides=tuple(asides)))
         return finding
 
     def compare_with_base(self, *, explain: bool = False) -> None:
@@ -309,7 +290,8 @@ class Fuzz:
             file = self.folder / "set-aside" / f"{len(self.asides) + 1}-{signature.slug}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(pretty_case(case), encoding="utf-8")
-            aside = self.asides[signature] = Aside(signature, file, undecided=undecided)
+            aside = AsideFacts(signature=signature, cases=0, example=str(file), undecided=undecided)
+            self.asides[signature] = aside
         aside.cases += 1
 
     def tell(self) -> None:

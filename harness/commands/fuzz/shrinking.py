@@ -115,11 +115,6 @@ class Finding:
     model: str = ""
 
     @property
-    def name(self) -> str:
-        """Of its folder."""
-        return self.outcome.folder.parent.name
-
-    @property
     def status(self) -> str:
         return self.outcome.verdict.status
 
@@ -193,9 +188,7 @@ class Shrinking:
         self._failed: Exception | None = None
         self._counts: Callable[[Case], bool] | None = None
         self._smallest = self._last = Smallest(seen.case, seen.verdict, seen.before)
-        (folder / "minimal").mkdir(parents=True)
-        (folder / "found.json").write_text(pretty_case(seen.case), encoding="utf-8")
-        self._keep_smallest()
+        self.keep_in(folder)
 
     def shrink(self, block: Block | None, counts: Callable[[Case], bool] | None = None) -> None:
         """Look at smaller cases until there is none, or time is up. What depends on the cases before it stays as it is. counts:
@@ -249,9 +242,11 @@ class Shrinking:
             if trial.signature not in (None, self.signature):
                 assert trial.signature is not None
                 self._teller.aside(case, trial.signature, trial.verdict.undecided)
-            elif trial.signature is not None and trial.before and not self._shows_alone(case, trial.verdict):
-                self._trials.forget(case)
-                return False
+            elif trial.signature is not None and trial.before:
+                alone = self._trials.look_alone(case)
+                if not self._is_alike(alone, trial.verdict):
+                    self._trials.forget(case)
+                    return False
         if trial.signature != self.signature or not self._shows_with_needed(case, until):
             return False
         if self._counts is not None and not self._counts(case):
@@ -270,9 +265,6 @@ class Shrinking:
             news = changes if changes != self._said else "nothing smaller since then"
             self._said = changes
             self._teller.news(f"{count(self.looks, 'more run')}: {news or 'nothing smaller yet'}")
-
-    def _shows_alone(self, case: Case, verdict: Verdict) -> bool:
-        return self._is_alike(self._trials.look_alone(case), verdict)
 
     def _is_alike(self, trial: Trial, verdict: Verdict) -> bool:
         return trial.signature == self.signature and alike(trial.verdict, verdict)
@@ -297,7 +289,7 @@ class Shrinking:
             return False
 
     def keep_in(self, folder: Path) -> None:
-        """Write what was found, and its smallest case so far, into another folder than its own."""
+        """Write what was found, and its smallest case so far, into this folder from now on."""
         self.folder = folder
         (folder / "minimal").mkdir(parents=True, exist_ok=True)
         (folder / "found.json").write_text(pretty_case(self.seen.case), encoding="utf-8")
@@ -326,7 +318,7 @@ class Shrinking:
             again=shlex.join(["python", str(self.folder / "minimal" / SCRIPT)]),
             host=trials.host,
         )
-        write_run(outcome)
+        write_run(*outcome.of_page)
         return Finding(
             signature=self._confirm_smallest(outcome),
             found=self.seen.case,

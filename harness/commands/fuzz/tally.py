@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -11,7 +11,6 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.verdict import View
 
 from ..page_facts import read_facts
 from .coverage import not_looked_at, topics_of
@@ -22,21 +21,11 @@ LEAST = 10
 MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided, and the share with a gap
 
 
-class Configuration(NamedTuple):
-    """The sizes of a case by which a search is summed up. nodes: of the verify tree."""
-
-    model: str
-    num_steps: int
-    topk: int
-    nodes: int
-    page_size: int
-
-
 @dataclass(slots=True)
 class KnownBug:
     """A bug of the ledger, as a search met it. id: joined ids, if one case shows several bugs.
 
-    cases    that showed it, and nothing else; shows: what they showed; example, view: the first of them
+    cases    that showed it, and nothing else; shows: what they showed; example: the first of them
     mended   cases that could have shown it, but ran with its remedy
     """
 
@@ -45,7 +34,6 @@ class KnownBug:
     mended: int = 0
     shows: Counter[str] = field(default_factory=Counter)
     example: Case | None = None
-    view: View | None = None
 
 
 @dataclass(slots=True)
@@ -60,7 +48,7 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     exercised: Counter[str] = field(default_factory=Counter)
     accept_lens: Counter[str] = field(default_factory=Counter)
-    configurations: Counter[Any] = field(default_factory=Counter)
+    configurations: Counter[str] = field(default_factory=Counter)
     topics: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
@@ -79,6 +67,7 @@ class Tally:
     tries: int = 0
     deaths: int = 0
     lost: list[str] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
 
     def add(self, seen: CaseSeen) -> None:
         verdict, case = seen.verdict, seen.case
@@ -97,10 +86,13 @@ class Tally:
         self.reached += seen.differs is not None and seen.differs.reached
         self.tried, self.tries = self.tried + bool(seen.tries), self.tries + seen.tries
         self.topics.update(topics_of(case))
-        self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1
+        nodes = f" with {case.verify_nodes} nodes" * (case.topk > 1)
+        sizes = f"num_steps {case.num_steps}, topk {case.topk}{nodes}, page_size {case.page_size}"
+        self.configurations[f"{case.model}, {sizes}"] += 1
+        self.models.add(case.model)
         self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in seen.lengths)
         if seen.known:
-            self._show(" and ".join(seen.known), seen.shown, case, seen.view)
+            self._show(" and ".join(seen.known), seen.shown, case)
         else:
             for name in seen.could_show:
                 self.bug(name).mended += 1
@@ -109,21 +101,20 @@ class Tally:
         """A case that was counted shows this known bug."""
         self.statuses[seen.verdict.status] -= 1
         self.statuses["known"] += 1
-        self._show(bug, seen.signature, seen.case, seen.view)
+        self._show(bug, seen.signature, seen.case)
 
     def bug(self, name: str) -> KnownBug:
         return self.known.setdefault(name, KnownBug(name))
 
-    def _show(self, name: str, shown: Signature | None, case: Case, view: View) -> None:
+    def _show(self, name: str, shown: Signature | None, case: Case) -> None:
         bug = self.bug(name)
         bug.cases += 1
         bug.shows[str(shown)] += 1
-        if bug.example is None:
-            bug.example, bug.view = case, view
+        bug.example = bug.example or case
 
     def left_out(self, mode: Mode) -> list[str]:
         """What neither these cases nor the mode had, each with the option for it."""
-        return not_looked_at(self.topics, {one.model for one in self.configurations}, mode)
+        return not_looked_at(self.topics, self.models, mode)
 
     def refuse(self, refused: Unstarted) -> None:
         """An engine that would not start: one of each reason is kept."""
@@ -158,6 +149,11 @@ class FindingFacts(Struct, kw_only=True):
     case: dict[str, Any] = {}
 
     @property
+    def name(self) -> str:
+        """Of its folder, in which the smallest case has one."""
+        return Path(self.folder).parent.name
+
+    @property
     def title(self) -> str:
         return f"{self.status}: {self.signature}{f' (it may be {self.known})' if self.known else ''}"
 
@@ -173,7 +169,11 @@ class UnconfirmedFacts(Struct, kw_only=True):
 
 
 class AsideFacts(Struct, kw_only=True):
-    """A signature that was seen and not looked into. example: the file of a case that shows it"""
+    """What was seen and not looked into: run once, and not confirmed. Cases that show what was found before, or what a smaller
+    case showed in place of what was being shrunk; and cases that the reference cannot decide.
+
+    example  file of the first such case; cases: how many there were
+    """
 
     signature: Signature
     cases: int

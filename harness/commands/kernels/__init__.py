@@ -16,8 +16,8 @@ Quick start: adding a function
    shrinks; the contents come from a seed.
 3. Write `holds(case)`: call the function with `load(MODULE).function(…)`, compute the same with reference/, compare with
    `same("name of the output", actual, expected)`. Fill outputs that the caller owns with a value that no result has.
-4. Add a Property to PROPERTIES, with one planted fault or more for each function: an Edit that replaces an expression of it,
-   and that `holds` must catch. A function without a planted fault is not in the tier.
+4. Add a Property to PROPERTIES, which has the name of `holds`, with one `fault(…)` or more for each function: it replaces an
+   expression of it, and `holds` must catch that. A function without a planted fault is not in the tier.
 5. Add the function to the table of docs/explanation/kernels.md; tests/kernels/test_tier.py compares the table with the faults.
 6. Run `eagletwin kernels NAME`, then `pytest tests/kernels`.
 """

@@ -6,33 +6,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.harness.commands.options import log_progress
-from eagletwin.harness.commands.run_options import KERNELS, SOURCE, run_options
+from eagletwin.harness.commands.run_options import KERNELS, SOURCE, flag, option, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 
 if TYPE_CHECKING:
-    from eagletwin.harness.engines.source import Source
-
     from .results import PropertyJob, Report
 
 EXAMPLES, SECONDS = 120, 300.0
 
 
-@run_options(SOURCE, KERNELS)
+OPTIONS = (
+    option("", "listed", bool, False, "", "--list")("List functions and their properties. Imports no SGLang."),
+    flag("", "support")("List which functions this SGLang has, where, and which cannot be called."),
+    option("", "as_json", bool, False, "", "--json")("Print JSON."),
+    option("", "examples", int, EXAMPLES, min=1)("Cases that are drawn for each property."),
+    option("", "seed", int, 0, min=0)("0: the same cases in every run. Another seed draws others."),
+    option("", "timeout", float, SECONDS, min=0.1)("Seconds that one property and its faults may take."),
+)
+
+
+@run_options(OPTIONS, SOURCE, KERNELS)
 def kernels(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]…", help="Functions, by their dotted name or its end, or properties. Default: all."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List functions and their properties. Imports no SGLang.")] = False,
-    support: Annotated[
-        bool, typer.Option("--support", help="List which functions this SGLang has, where, and which cannot be called.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    examples: Annotated[int, typer.Option(min=1, help="Cases that are drawn for each property.")] = EXAMPLES,
-    seed: Annotated[int, typer.Option(min=0, help="0: the same cases in every run. Another seed draws others.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one property and its faults may take.")] = SECONDS,
     *,
+    listed: bool,
+    support: bool,
+    as_json: bool,
+    examples: int,
+    seed: int,
+    timeout: float,
     spec: RunSpec,
 ) -> int:
     """Compare SGLang's small speculative functions with the reference, one at a time; check that planted faults are caught."""
@@ -48,9 +54,10 @@ def kernels(
     if listed:
         print(listing(functions, as_json))
         return EXIT_EQUAL
+    from eagletwin.harness.engines.provision import releases
     from eagletwin.harness.engines.source import resolve
 
-    from .results import PropertyJob, Report
+    from .results import PropertyJob, Report, run
 
     source = resolve(spec.sglang)
     job = PropertyJob(
@@ -63,39 +70,14 @@ def kernels(
         seed=seed,
         trial=support,
     )
-    report = Report(named=functions if names else (), strict=_is_unpublished(source))
-    _run(source, job, report, timeout, show=not (as_json or support))
-    return _conclude(report, job, spec, as_json, timeout)
-
-
-def _is_unpublished(source: "Source") -> bool:
-    """Whether this SGLang is not a published release: a function that it lacks may have been renamed."""
-    from eagletwin.harness.engines.provision import releases
-
-    return source.called not in releases()
-
-
-def _run(source: "Source", job: "PropertyJob", report: "Report", limit: float, show: bool) -> None:
-    """Run the job in a process that imports this SGLang, and fill the report; `show` prints each property when it is done."""
-    from . import results
-    from .results import run
-
+    # of a tree, a function that is absent may have been renamed
+    report = Report(named=functions if names else (), strict=source.called not in releases())
     log_progress(f"importing SGLang {source.called}")
-    for message in run(source, job, limit):
-        if isinstance(message, results.Imported):
-            report.imported = message
-            if show:
-                print(results.header(message, job), flush=True)
-        elif isinstance(message, results.Function):
-            report.functions.append(message)
-        elif isinstance(message, results.PropertyOutcome):
-            report.outcomes.append(message)
-            if show:
-                print(results.line(message), flush=True)
-        elif isinstance(message, results.NotImported):
-            report.end = message.why
-        elif isinstance(message, results.Done):
-            report.differs = message.differs
+    for message in run(source, job, timeout):
+        text = report.add(message, job)
+        if text and not (as_json or support):
+            print(text, flush=True)
+    return _conclude(report, job, spec, as_json, timeout)
 
 
 def _conclude(report: "Report", job: "PropertyJob", spec: RunSpec, as_json: bool, timeout: float) -> int:

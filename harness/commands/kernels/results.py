@@ -6,7 +6,6 @@ a crash, a planted fault that is not caught) or `absent` (this SGLang lacks some
 
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,7 @@ from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.core.run_spec import CPU, Kernels
-from eagletwin.harness.core.terminal import count
+from eagletwin.harness.core.terminal import count, describe_exit
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import _environment
 
@@ -117,6 +116,22 @@ class Report(Struct, kw_only=True):
     differs: Differs | None = None
     end: str = ""  # why it did not finish
 
+    def add(self, message: Message, job: PropertyJob) -> str:
+        """Take a message over. Returns what a person reads of it at once."""
+        if isinstance(message, Imported):
+            self.imported = message
+            return header(message, job)
+        if isinstance(message, PropertyOutcome):
+            self.outcomes.append(message)
+            return line(message)
+        if isinstance(message, Function):
+            self.functions.append(message)
+        elif isinstance(message, NotImported):
+            self.end = message.why
+        elif isinstance(message, Done):
+            self.differs = message.differs
+        return ""
+
     @property
     def looked_at(self) -> set[str]:
         """Those of the functions of which a property was compared, and holds or does not."""
@@ -179,17 +194,15 @@ def details(of: PropertyOutcome, again: str) -> str:
 
 def describe_uncompared(report: Report) -> str:
     """The functions that were not compared, and why. Empty if all were."""
-    reasons = {of.name: of.why for of in report.functions}
     through = {name: of.detail for of in report.outcomes for name in of.functions}
-    rows = [
-        f"  {name}\n    {reasons[name] or through.get(name) or 'no property of it was run'}" for name in report.not_looked_at
-    ]
+    rows = [f"  {name}\n    {_why(report, name, through)}" for name in report.not_looked_at]
     return "\n".join(["\nNot compared:", *rows]) if rows else ""
 
 
-def _reason(of: PropertyOutcome) -> str:
-    """Why nothing is known of the functions of a property that is unknown or absent."""
-    return f"{of.property}: {of.detail or 'a planted fault is not caught'}"
+def _why(report: Report, name: str, through: dict[str, str]) -> str:
+    """Why nothing is known of a function. through: what its properties say."""
+    own = next(of.why for of in report.functions if of.name == name)
+    return own or through.get(name) or "no property of it was run"
 
 
 def changes(report: Report) -> str:
@@ -199,11 +212,15 @@ def changes(report: Report) -> str:
 
 def support(report: Report) -> str:
     """Each function of the tier: where this SGLang has it, and whether it can be called as the tier calls it."""
+    through = {
+        name: f"{of.property}: {of.detail or 'a planted fault is not caught'}"
+        for of in report.outcomes
+        for name in of.functions
+    }
     unseen = set(report.not_looked_at)
-    through = {name: _reason(of) for of in report.outcomes for name in of.functions}
     rows = []
     for of in report.functions:
-        why = of.why or (through.get(of.name) or "no property of it was run" if of.name in unseen else "")
+        why = _why(report, of.name, through) if of.why or of.name in unseen else ""
         rows.append(f"{'no ' if why else 'yes'}  {of.name}")
         rows += [f"       in {of.where}"] if of.where not in ("", of.name) else []
         rows += [f"       {why}"] if why else []
@@ -278,7 +295,9 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
                 return
             data = os.read(pipe, 1 << 16)
             if not data:
-                yield NotImported(f"the process {_describe_exit(child.wait())} while {doing}{_last_words(log)}")
+                lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+                said = "".join(f"\n    {line}" for line in lines)
+                yield NotImported(f"the process {describe_exit(child.wait())} while {doing}{said}")
                 return
             rest += data
         line, _, rest = rest.partition(b"\n")
@@ -291,13 +310,3 @@ def _messages(child: "subprocess.Popen[bytes]", pipe: int, limit: float, log: Pa
         yield message
         if isinstance(message, Done | NotImported):
             return
-
-
-def _describe_exit(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _last_words(log: Path) -> str:
-    """The end of the process's output, for an error message."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-    return "".join(f"\n    {line}" for line in lines)

@@ -103,7 +103,7 @@ def outcome(of: Property, job: PropertyJob) -> PropertyOutcome:
 
     triton_cpu.clear()
     try:
-        dataclasses.replace(of, holds=watched).check(drawn(count), job.seed or None)
+        dataclasses.replace(of, holds=watched, named=of.name).check(drawn(count), job.seed or None)
     except release.Absent as error:
         return make_outcome("absent", detail=str(error))
     except Unequal as error:

@@ -21,7 +21,7 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang import patches
 from eagletwin.harness.engines.sglang.kernels import CHECKS
 
-from .release import Absent, find
+from .release import find
 
 WRONG = (AssertionError, triton_cpu.KernelViolation)
 """What says that SGLang is wrong. Any other exception says that the comparison was not made."""
@@ -96,15 +96,6 @@ def _nothing(free: tuple[str, ...]) -> Any:
     names = ", ".join(free)
     exec(f"def maker({names}):\n def nothing(*_args, **_kwargs):\n  if False: ({names},)\n return nothing", scope)
     return scope["maker"](*free)
-
-
-def kernel_at(target: str) -> Any:
-    """The jit function of this dotted name; None if it is another kind of function, or absent."""
-    try:
-        found = find(target)[1]
-    except Absent:
-        return None
-    return found if hasattr(found, "fn") else None
 
 
 def _source(fn: Any) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from eagletwin.cases import sample_cases
 from eagletwin.harness.core.patch import Edit
 
-from .runtime import plant_fault, silence_function
+from .runtime import silence_function
 
 # How a property says that SGLang and the reference differ: what, expected and actual.
 #
@@ -65,6 +65,11 @@ def format_value(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
 
 
+def fault(target: str, match: str, replacement: str) -> Edit:
+    """What is planted: an expression of a function of SGLang, and what it becomes."""
+    return Edit(target=target, match=match, replacement=replacement)
+
+
 CASES = 120  # of each property: seconds for the tier, and five times what any planted fault needed
 
 
@@ -75,10 +80,15 @@ class Property:
     faults: one edit or more for every function of SGLang that the property is about; each must make it fail.
     """
 
-    name: str
     cases: st.SearchStrategy[Any]
     holds: Callable[[Any], None]
     faults: tuple[Edit, ...]
+    named: str = ""
+
+    @property
+    def name(self) -> str:
+        """Words of `holds`, unless it is named otherwise."""
+        return self.named or self.holds.__name__.replace("_", " ")
 
     @property
     def functions(self) -> list[str]:
@@ -92,16 +102,6 @@ class Property:
         """
         test = given(case=self.cases)(_test_function(self))
         config(test if number is None else seed(number)(test))()
-
-    def catches(self, fault: Edit, config: settings, number: int | None = None) -> Any:
-        """A case that fails with this fault planted, and holds without it; AssertionError if no case does. Raises
-        PatchFailed if the fault does not fit this SGLang."""
-        with plant_fault(fault):
-            case = self.failing(config, number)
-        if case is None:
-            raise AssertionError(f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}")
-        self.holds(case)
-        return case
 
     def notices(self, target: str, config: settings, number: int | None = None) -> bool:
         """Whether a case fails, in any way, while this function does nothing."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.reference.sizes import count_candidates
-from eagletwin.reference.tree import tree_parents
+from eagletwin.reference.tree import path_to, tree_parents
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ class Batch:
         """[bs, nodes - 1] int64."""
         chosen = [tree.selected for tree in self.trees]
         return torch.tensor(chosen, dtype=torch.int64).reshape(len(self.trees), self.nodes - 1)
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """The accepted path of each tree: it leads to any node."""
+        random = Random(self.seed)
+        return [path_to(random.randrange(self.nodes), tree.parents) for tree in self.trees]
 
 
 def grow(random: Random, topk: int, num_steps: int, nodes: int) -> Tree:

@@ -1,10 +1,6 @@
 """`eagletwin prove`: red without the fix, green with it, in memory or on published wheels."""
 
-import time
-from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,46 +8,38 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached_text, why_unreachable
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
+from eagletwin.harness.core.errors import EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import CPU, RunSpec
-from eagletwin.harness.core.terminal import count, progress, show
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families.valid import check_model
 
-from ..options import DEFAULT_RUNS, ENGINE, Runs, log_progress
+from ..options import ENGINE, log_progress, nothing_run
 from ..result import ProveFacts, with_json
-from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
+from ..run_options import HOW, LIMITS, OUT, SOURCE, STRICT, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry, Known
-    from eagletwin.harness.engines.host import Host
 
-    from .proof import Proof
+OPTIONS = (
+    option(ENGINE, "on_releases", bool, False, "", "--releases")(
+        "Use published wheels, unchanged: the last release before each fix, and the first with it."
+    ),
+    option(ENGINE, "model", str, "", "RECIPE")(
+        "Carry the cases over to this model. Other prompts are tried where they do not reach the bug there, and "
+        "other live bugs that would show first are mended."
+    ),
+    OUT,
+)
 
 
 @with_json
-@run_options(STRICT, SOURCE, HOW, LIMITS)
+@run_options(OPTIONS, STRICT, SOURCE, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
-    on_releases: Annotated[
-        bool,
-        typer.Option(
-            "--releases",
-            rich_help_panel=ENGINE,
-            help="Use published wheels, unchanged: the last release before each fix, and the first with it.",
-        ),
-    ] = False,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="RECIPE",
-            rich_help_panel=ENGINE,
-            help="Carry the cases over to this model. Other prompts are tried where they do not reach the bug there, and "
-            "other live bugs that would show first are mended.",
-        ),
-    ] = "",
-    out: Runs = DEFAULT_RUNS,
     *,
+    on_releases: bool,
+    model: str,
+    out: Path,
     spec: RunSpec,
 ) -> int:
     """Prove fixes of the ledger: without the fix the case diverges, with it the case is equal.
@@ -63,48 +51,12 @@ def prove(
     if on_releases:
         _check_releases(spec, model)
         return _prove_on_wheels(entries, out, spec)
-    others = [(entry, why) for entry in ledger_of(entries) if (why := _not_run(entry, model, spec))]
-    left_out = {entry.id for entry, _ in others}
-    chosen = [entry for entry in ledger_of(entries) if entry.id not in left_out]
-    command = spec.command("prove", *entries, *(["--model", model] if model else []))
-    code = _prove(_Asked(chosen, others, model, command), out, spec)
-    named = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
-    from .proof import worst
-
-    return worst([code, *([EXIT_UNKNOWN] if named else [])])
-
-
-def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
-    """Why an entry is not run, as text; empty: it is."""
-    from .report import reason
-
-    if why_unreachable(entry, spec.mode):
-        return unreached_text(entry, spec.mode)
-    if not model or model == entry.case.model:
-        return ""
-    said = "  so:  neither side was run; this says nothing about the release\n  try: docs/records/models.md, for what can be\n"
-    if why := cannot_be_in(entry, model):
-        return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}"
-    # A reason was found on the installed release as it is, and says nothing of another SGLang.
-    why = "" if spec.sglang or spec.patches else reason(entry.id, model)
-    return f"UNKNOWN  {entry.id} does not show in {model}: {why}\n{said}" if why else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What was typed. others: entries that are not run, and why; model: what the cases are carried over to"""
-
-    chosen: "Sequence[Entry]"
-    others: "Sequence[tuple[Entry, str]]"
-    model: str
-    command: str
-
-
-def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
-    chosen = asked.chosen
+    others = [(entry, why) for entry in ledger_of(entries) if (why := _not_run(entry, model, spec))]
+    left_out = [entry for entry, _ in others]
+    chosen = [entry for entry in ledger_of(entries) if entry not in left_out]
     source = resolve(spec.sglang)
     with Zygote(source, spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
@@ -115,37 +67,34 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         from eagletwin.harness.engines.host import Host
 
         from .proof import worst
-        from .report import proof_title
+        from .report import proof_title, proofs_of, show_proofs
 
-        for entry, why in asked.others:
+        for entry, why in others:
             print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
-        proofs, left_out = list["Proof"](), [entry for entry, _ in asked.others]
-        about = _result(asked.command, left_out, chosen, source.called)
-        with _concluding(about, proofs, out), progress("proofs", len(chosen)) as line, Host(zygote) as host:
-            line.look(chosen[0].id)
-            if not asked.model:
-                _show_claim(host, chosen, spec)
-            for proof, following in zip_longest(_proofs(host, chosen, out, spec, asked.model), chosen[1:]):
-                _show(proof, proofs)
-                line.done(following.id if following is not None else "")
-    return worst([proof.exit_code for proof in proofs])
+        command = spec.command("prove", *entries, *(["--model", model] if model else []))
+        facts = _result(command, left_out, chosen, source.called)
+        with Host(zygote) as host:
+            code = show_proofs(facts, proofs_of(host, chosen, out, spec, model), chosen, out)
+    named = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
+    return worst([code, *([EXIT_UNKNOWN] if named else [])])
 
 
-def _show_claim(host: "Host", chosen: "Sequence[Entry]", spec: RunSpec) -> None:
-    """Before the proofs, as far as one of these entries can show it. Where its engine fails, its proof says why."""
-    from .proof import show_claim
+def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
+    """Why an entry is not run, as text; empty: it is."""
+    if why_unreachable(entry, spec.mode):
+        return unreached_text(entry, spec.mode)
+    if not model or model == entry.case.model:
+        return ""
+    said = "  so:  neither side was run; this says nothing about the release\n  try: docs/records/models.md, for what can be\n"
+    if why := cannot_be_in(entry, model):
+        return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}"
+    from .report import reason  # it imports torch
 
-    with suppress(EagletwinError):
-        show(next(filter(None, (show_claim(host, entry, spec) for entry in chosen)), ""))
-
-
-def _show(proof: "Proof", proofs: "list[Proof]") -> None:
-    from .report import proof_text
-
-    proofs.append(proof)
-    show(proof_text(proof))
+    # A reason was found on the installed release as it is, and says nothing of another SGLang.
+    why = "" if spec.sglang or spec.patches else reason(entry.id, model)
+    return f"UNKNOWN  {entry.id} does not show in {model}: {why}\n{said}" if why else ""
 
 
 def _result(command: str, left: "Sequence[Known]", chosen: Sized, sglang: str = "") -> ProveFacts:
@@ -154,69 +103,29 @@ def _result(command: str, left: "Sequence[Known]", chosen: Sized, sglang: str = 
     return ProveFacts(proofs=[], not_reached=not_reached, asked=len(chosen), seconds=0.0, sglang=sglang, command=command)
 
 
-@contextmanager
-def _concluding(facts: ProveFacts, proofs: "Sequence[Proof]", out: Path) -> Iterator[None]:
-    """However proofs end, what was proven until then is printed and kept."""
-    from .report import keep_proofs, proof_facts
-
-    begun = time.monotonic()
-
-    def conclude(*, early: bool) -> None:
-        facts.proofs, facts.interrupted = [proof_facts(proof) for proof in proofs], early
-        facts.seconds = round(time.monotonic() - begun, 3)
-        keep_proofs(facts, out)
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        conclude(early=True)
-        raise AlreadyReported(EXIT_INTERRUPTED) from None
-    except BaseException:
-        conclude(early=True)
-        raise
-    conclude(early=False)
-
-
-def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof]":
-    """The proofs of these entries, in their own models or in this one."""
-    from .proof import prove as prove_at_home
-    from .proof import prove_in_model
-
-    if not model:
-        yield from prove_at_home(host, chosen, out, spec)
-        return
-    for entry in chosen:
-        yield prove_in_model(host, entry, model, out, spec).proof
-
-
 def _check_releases(spec: RunSpec, model: str) -> None:
     """Raises InputError for options that published wheels on a CPU do not go with."""
     if model:
-        raise InputError(
+        raise nothing_run(
             "--releases proves the entries' own cases",
-            consequence="nothing was run",
-            remedy=f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
+            f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
         )
     if spec.sglang:
-        raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
+        raise nothing_run("--releases names the releases itself", "leave --sglang out")
     if spec.mode != CPU:
-        raise InputError(
+        raise nothing_run(
             "--releases runs on the CPU engine as it is by default",
-            consequence="nothing was run",
-            remedy="leave --device, --overlap, --tp, --dtype and --attention out",
+            "leave --device, --overlap, --tp, --dtype and --attention out",
         )
 
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from .proof import prove_on_wheels, worst
+    from .report import show_proofs
 
     known = with_probes(entries)
     chosen, live = [entry for entry in known if entry.fixed], [entry for entry in known if not entry.fixed]
-    proofs = list["Proof"]()
-    about = _result(spec.command("prove", "--releases", *entries), live, chosen)
-    with _concluding(about, proofs, out), progress("proofs", len(chosen)) as line:
-        for proof in prove_on_wheels(chosen, out, spec, log_progress):
-            _show(proof, proofs)
-            line.done(proof.entry.id)
+    facts = _result(spec.command("prove", "--releases", *entries), live, chosen)
+    code = show_proofs(facts, prove_on_wheels(chosen, out, spec, log_progress), chosen, out)
     named = live and "all" not in entries
-    return worst([*(proof.exit_code for proof in proofs), *([EXIT_UNKNOWN] if named else [])])
+    return worst([code, *([EXIT_UNKNOWN] if named else [])])

@@ -9,7 +9,6 @@ no longer shows makes its proof fail: the entry must be brought up to date.
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from ..matrix import Cell, Matrix, Question, refused_cell
 def hosts(names: Sequence[str]) -> Iterator[tuple[str, Host | NotFetched]]:
     """(release, its host, or why it cannot be had), in this order. A host is closed when the next is asked for."""
     started: dict[str, Zygote | NotFetched] = {}
-    with _closing(started):
+    try:
         for number, name in enumerate(names):
             for ahead in names[number : number + 2]:
                 if ahead not in started:
@@ -49,6 +48,10 @@ def hosts(names: Sequence[str]) -> Iterator[tuple[str, Host | NotFetched]]:
                 continue
             with Host(zygote) as host:
                 yield name, host
+    finally:  # whatever stops the caller, no process outlives it
+        for zygote in started.values():
+            if isinstance(zygote, Zygote):
+                zygote.close()
 
 
 def _start(name: str) -> Zygote | NotFetched:
@@ -58,25 +61,6 @@ def _start(name: str) -> Zygote | NotFetched:
         return error
     zygote.start()
     return zygote
-
-
-@contextmanager
-def _closing(started: dict[str, Zygote | NotFetched]) -> Iterator[None]:
-    """Whatever stops the caller, no process outlives it."""
-    with ExitStack() as stack:
-
-        def close() -> None:
-            for zygote in started.values():
-                if isinstance(zygote, Zygote):
-                    zygote.close()
-
-        stack.callback(close)
-        yield
-
-
-def _expected_status(rule: str) -> str:
-    """The status of the case on a worker with the bug: unknown if the worker does not survive it."""
-    return "unknown" if rule.startswith("engine.") else "diverged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +87,8 @@ class Proof:
             and not self.unchecked
             and not self.unreached
             and not self.another
-            and self.red.verdict.status == _expected_status(self.entry.rule)
+            # unknown, if the worker does not survive it
+            and self.red.verdict.status == ("unknown" if self.entry.rule.startswith("engine.") else "diverged")
             and (self.any_rule or self.red.verdict.rule in (self.entry.rule, self.stands_in))
         )
 

@@ -1,20 +1,26 @@
 """Proofs as a person reads them one by one, what `prove` keeps of all (proofs.json), and its document."""
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
 from eagletwin.cases.entry import Entry, Known
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError
 from eagletwin.harness.core.files import new_run_folder
-from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.terminal import progress, show, width
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.page.document import Document, DocumentSection, TableCell, TableRow, row, table
 from eagletwin.harness.page.render import text_of, write_page
 
 from ..page_facts import page_beside, read_facts
 from ..result import ProofFacts, ProveFacts, emit_result
-from .proof import Proof
+from .proof import Proof, prove, prove_in_model, show_claim, worst
 
 # Why a bug does not show in a model where nothing forbids it: what was found where the table was open.
 
@@ -62,29 +68,19 @@ _WINDOWS = {
 
 # entry -> what the prompts that are tried do not reach, in any model but its own and these
 _CHANCE = {
-    "certain-node": "no prompt that is tried makes the draft certain of the last token that is selected",
-    "overlap-context-end": "no prompt that is tried has a last round with enough accepted drafts to end behind its context",
-    "guidance-rollback": "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
-}
-_BY_CHANCE = {
-    ("certain-node", "deepseek-nextn-wide"),
-    ("overlap-context-end", "llama-wide"),
-    ("overlap-context-end", "deepseek-nextn"),
-    ("overlap-context-end", "deepseek-nextn-yarn"),
-    ("overlap-context-end", "kimi-k2-eagle3"),
-    ("overlap-context-end", "qwen3-eagle3"),
-    ("overlap-context-end", "qwen3-eagle3-norm"),
-    ("overlap-context-end", "qwen3-eagle3-deep"),
-    ("overlap-context-end", "qwen3-next-nextn"),
-    ("overlap-context-end", "nemotron-h-nextn"),
-    ("overlap-context-end", "qwen3.5-nextn"),
-    ("guidance-rollback", "llama-gqa"),
-    ("guidance-rollback", "deepseek-nextn"),
-    ("guidance-rollback", "deepseek-nextn-yarn"),
-    ("guidance-rollback", "deepseek-nextn-wide"),
-    ("guidance-rollback", "qwen3-eagle3.1"),
-    ("guidance-rollback", "qwen3-next-nextn"),
-    ("guidance-rollback", "qwen3.5-nextn"),
+    "certain-node": (
+        "no prompt that is tried makes the draft certain of the last token that is selected",
+        "deepseek-nextn-wide",
+    ),
+    "overlap-context-end": (
+        "no prompt that is tried has a last round with enough accepted drafts to end behind its context",
+        "llama-wide deepseek-nextn deepseek-nextn-yarn kimi-k2-eagle3 qwen3-eagle3 qwen3-eagle3-norm qwen3-eagle3-deep "
+        "qwen3-next-nextn nemotron-h-nextn qwen3.5-nextn",
+    ),
+    "guidance-rollback": (
+        "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
+        "llama-gqa deepseek-nextn deepseek-nextn-yarn deepseek-nextn-wide qwen3-eagle3.1 qwen3-next-nextn qwen3.5-nextn",
+    ),
 }
 
 _BESIDE = (
@@ -116,8 +112,9 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if (entry, model) in _NOT_REACHED:
         return _NOT_REACHED[entry, model]
-    if entry in _CHANCE and (entry, model) not in _BY_CHANCE:
-        return _CHANCE[entry]
+    why, reached = _CHANCE.get(entry, ("", ""))
+    if why and model not in reached.split():
+        return why
     if any(recipe.target.windows) and entry in _WINDOWS:
         return _WINDOWS[entry]
     if not recipe.reads_states:
@@ -200,6 +197,37 @@ def _failure(proof: Proof) -> str:
     if red.status == "equal" or red.rule != rule:
         wrong.append(f"without it the case must break {rule}, and is {proof.red.summary}")
     return "; ".join(wrong) + ("" if proof.wheels else ". This SGLang has another bug there, or changes what the entry edits")
+
+
+def proofs_of(host: Host, entries: Sequence[Entry], out: Path, run: RunSpec, model: str) -> Iterator[Proof]:
+    """The proofs of these entries in this model; "": in their own, after the claim as far as one of them can show it. Where its
+    engine fails, its proof says why."""
+    if not model:
+        with suppress(EagletwinError):
+            show(next(filter(None, (show_claim(host, entry, run) for entry in entries)), ""))
+        yield from prove(host, entries, out, run)
+    for entry in entries if model else ():
+        yield prove_in_model(host, entry, model, out, run).proof
+
+
+def show_proofs(facts: ProveFacts, proofs: Iterator[Proof], entries: Sequence[Known], out: Path) -> int:
+    """Print each proof when it is done; the exit code. However they end, what was proven until then is printed and kept."""
+    begun, shown = time.monotonic(), list[Proof]()
+    facts.interrupted = True
+    try:
+        with progress("proofs", len(entries)) as line:
+            line.look(entries[0].id if entries else "")
+            for proof, following in zip_longest(proofs, entries[1:]):
+                shown.append(proof)
+                show(proof_text(proof))
+                line.done(following.id if following is not None else "")
+        facts.interrupted = False
+    except KeyboardInterrupt:
+        raise AlreadyReported(EXIT_INTERRUPTED) from None
+    finally:
+        facts.proofs, facts.seconds = [proof_facts(proof) for proof in shown], round(time.monotonic() - begun, 3)
+        keep_proofs(facts, out)
+    return worst([proof.exit_code for proof in shown])
 
 
 def keep_proofs(facts: ProveFacts, out: Path) -> None:

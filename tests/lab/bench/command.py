@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import entries_of, patches_of
-from eagletwin.harness.commands.options import Remedies, Sglang
+from eagletwin.harness.commands.run_options import CHANGES, SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.terminal import each, progress
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .report import BenchRecord
 
 
+@run_options(CHANGES[1:2], SOURCE)
 def rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
@@ -24,8 +25,8 @@ def rate(
     beside: Annotated[
         str, typer.Option(metavar="MODEL", help="Case by case in turn with this model. The figure is the share of its rate.")
     ] = "",
-    remedy: Remedies = None,
-    sglang: Sglang = "",
+    remedy: list[str] | None = None,
+    sglang: str = "",
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
     from eagletwin.harness.engines.source import resolve
@@ -99,11 +100,12 @@ def search(
     return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
 
 
+@run_options(SOURCE)
 def reached(
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of a default search.")] = 35,
     seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
     never: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each branch that no case ran.")] = None,
-    sglang: Sglang = "",
+    sglang: str = "",
 ) -> int:
     """Which branches of SGLang's speculative workers the equal cases of a default search run, and how soon."""
     from eagletwin.cases.blocks import LONG

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from eagletwin.harness.commands.options import AttentionBackend, DataType, Ranks
+from eagletwin.harness.commands.run_options import ATTENTION, DTYPE, RANKS, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD
 from eagletwin.harness.core.terminal import count, progress
@@ -97,6 +97,7 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 
 @gpu.command("plan")
+@run_options((RANKS, DTYPE, ATTENTION))
 def gpu_plan(
     file: File,
     groups: Groups = 100,
@@ -109,10 +110,10 @@ def gpu_plan(
     planted: Planted = False,
     races: Races = 0,
     missing_waits: Waits = False,
-    tp: Ranks = 1,
+    tp: int = 1,
     rate: Rate = 0,
-    dtype: DataType = "float32",
-    attention: AttentionBackend = "triton",
+    dtype: "Dtype" = "float32",
+    attention: "Attention" = "triton",
     model: OfModel = "",
     mode: OfMode = "",
     records: Records = Path("docs/records"),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from eagletwin.harness.commands.options import Sglang
+from eagletwin.harness.commands.run_options import SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.terminal import progress
@@ -19,6 +19,7 @@ Seed = Annotated[int, typer.Option(help="Which mutants are drawn, and which case
 AIM, AIM_OF_ORACLE = 0.97, 0.95
 
 
+@run_options(SOURCE)
 def mutants(
     number: Annotated[int, typer.Option(min=1, help="How many mutants.")] = 300,
     seed: Seed = 0,
@@ -26,7 +27,7 @@ def mutants(
     asking: Annotated[int, typer.Option(min=0, help="Blocks of a search for each thing that requests may ask for.")] = 4,
     most: Annotated[int, typer.Option("--cases", min=1, help="Cases with each mutant, of those that run its place.")] = 24,
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to search for each mutant.")] = 45.0,
-    sglang: Sglang = "",
+    sglang: str = "",
     write: Records = Path("build/records"),
 ) -> int:
     """What share of one-place mutants of SGLang's speculative code a search kills. Some hours; it goes on where it was left.
@@ -45,12 +46,13 @@ def mutants(
     return _written(write)
 
 
+@run_options(SOURCE)
 def oracle(
     number: Annotated[int, typer.Option(min=1, help="How many mutants.")] = 150,
     seed: Seed = 0,
     changes: Annotated[int, typer.Option(min=0, help="Numbers that are changed in each healthy trace, one at a time.")] = 20,
     most: Annotated[int, typer.Option("--traces", min=1, help="Traces with each mutant, of those that run its line.")] = 300,
-    sglang: Sglang = "",
+    sglang: str = "",
     blocks: Annotated[int, typer.Option(min=1, help="As in `mutants`, which is run first.")] = 144,
     asking: Annotated[int, typer.Option(min=0, help="The same.")] = 4,
     write: Records = Path("build/records"),

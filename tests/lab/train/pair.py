@@ -18,12 +18,13 @@ from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import alone, cache_folder, installed_version
-from eagletwin.harness.deserved.draft import check_device, draft_of_recipe
+from eagletwin.harness.deserved.draft import DraftModel, States, check_device
 from eagletwin.harness.deserved.follow import follow_chains, follow_last_fed
 from eagletwin.harness.deserved.rounds import walk
 from eagletwin.harness.families import family_of
 from eagletwin.harness.families.recipe import Part, Recipe
 from eagletwin.harness.families.store import checkpoint_files
+from eagletwin.reference.eagle import Head
 from eagletwin.reference.llama import target_rows
 
 from .settings import BEGIN, END, PairSettings
@@ -65,6 +66,12 @@ def replies(settings: PairSettings, target: Weights, held_out: Tensor) -> list[R
     return found
 
 
+def draft_of_recipe(recipe: Recipe, heads: Sequence[Head]) -> DraftModel:
+    """The draft of a recipe, of which its family has made the heads."""
+    reads: States = recipe.target.aux_layers or ("pre_norm" if recipe.target.pre_norm else "post_norm")
+    return DraftModel("MTP" if recipe.mtp_layers else recipe.algorithm, tuple(heads), reads, recipe.chained)
+
+
 def accept_lengths(
     settings: PairSettings, plan: DraftPlan, draft: Weights, target: Weights, said: Sequence[Reply]
 ) -> AcceptLengths:
@@ -77,7 +84,8 @@ def accept_lengths(
             followed = follow_last_fed(model, tokens, hidden, reply.size, settings.num_steps, 0.0, None)
         else:
             followed = follow_chains(model, tokens, hidden, settings.num_steps, 0.0)
-        found += walk(followed, reply.size).accepted_before(reply.size + settings.new_tokens)
+        walked, end = walk(followed, reply.size), reply.size + settings.new_tokens
+        found += [count for start, count in zip(walked.starts, walked.accepted, strict=True) if start < end]
     steps = range(1, settings.num_steps + 1)
     shares = tuple(sum(accepted >= step for accepted in found) / len(found) for step in steps)
     return AcceptLengths(len(found), 1 + sum(shares), shares)

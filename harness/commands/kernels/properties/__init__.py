@@ -6,6 +6,7 @@ import json
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.terminal import count, nearest
 
+from ...options import nothing_run
 from ..tier import Property
 from . import cache_locs, commit, deepseek_v4, kv_indices, kv_move, rotate, sampling, select, tree, two_ways
 
@@ -43,10 +44,9 @@ def chosen(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _unknown(name: str) -> InputError:
     known = [*(function.rpartition(".")[2] for function in FUNCTIONS), *(of.name for of in ALL)]
-    return InputError(
+    return nothing_run(
         f"{name!r} is neither a function of the kernel tier nor a property",
-        consequence="nothing was run",
-        remedy=nearest(name.rpartition(".")[2], known, "`eagletwin kernels --list`"),
+        nearest(name.rpartition(".")[2], known, "`eagletwin kernels --list`"),
     )
 
 

@@ -9,11 +9,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.layout import draft_columns, hole_columns, physical_slot, verify_columns
 
 from ..release import LOCS, UTILS, WORKER, load
-from ..tier import Property, same
+from ..tier import Property, fault, same
 
 COLUMNS, UNWRITTEN = 120, -77
 
@@ -224,51 +223,38 @@ TAIL = f"{WORKER}.duplicate_prefix_tail_to_draft_branches"
 
 PROPERTIES = (
     Property(
-        "draft slots are contiguous",
         st.builds(Draft, requests(), **DRAFTS),
         draft_slots_are_contiguous,
         (
-            Edit(
-                target=CONTIGUOUS,
-                match="token_pool + kv_start + copy_offset",
-                replacement="token_pool + kv_start + 1 + copy_offset",
-            ),
-            Edit(target=CONTIGUOUS, match="axis * BS * topk", replacement="axis * topk"),
-            Edit(target=f"{LOCS}.assign_draft_cache_locs_contiguous_func", match="BS=bs,", replacement="BS=1,"),
+            fault(CONTIGUOUS, "token_pool + kv_start + copy_offset", "token_pool + kv_start + 1 + copy_offset"),
+            fault(CONTIGUOUS, "axis * BS * topk", "axis * topk"),
+            fault(f"{LOCS}.assign_draft_cache_locs_contiguous_func", "BS=bs,", "BS=1,"),
         ),
     ),
     Property(
-        "draft slots keep to their pages",
         st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 2, 4, 8])),
         draft_slots_keep_to_their_pages,
         (
-            Edit(
-                target=f"{WORKER}.prepare_for_draft",
-                match="(last_page + num_steps + page_size - 1)",
-                replacement="(last_page + num_steps)",
-            ),
-            Edit(target=TAIL, match="< last_page.view(bs, 1, 1)", replacement="<= last_page.view(bs, 1, 1)"),
-            Edit(target=TAIL, match="token_to_kv_pool.move_kv_cache(tgt_slots, src_slots)", replacement="pass"),
+            fault(f"{WORKER}.prepare_for_draft", "(last_page + num_steps + page_size - 1)", "(last_page + num_steps)"),
+            fault(TAIL, "< last_page.view(bs, 1, 1)", "<= last_page.view(bs, 1, 1)"),
+            fault(TAIL, "token_to_kv_pool.move_kv_cache(tgt_slots, src_slots)", "pass"),
         ),
     ),
     Property(
-        "each step writes its column",
         st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 4])),
         each_step_writes_its_column,
-        (Edit(target=f"{UTILS}.per_step_draft_out_cache_loc", match="permute(2, 0, 1)", replacement="permute(2, 1, 0)"),),
+        (fault(f"{UTILS}.per_step_draft_out_cache_loc", "permute(2, 0, 1)", "permute(2, 1, 0)"),),
     ),
     Property(
-        "extend slots follow the prefix",
         extends(),
         extend_slots_follow_the_prefix,
         (
-            Edit(target=RAGGED, match="save_offset += BLOCK_SIZE", replacement="save_offset += 0"),
-            Edit(target=RAGGED, match="tl.sum(end - start, axis=0)", replacement="tl.sum(start - start, axis=0)"),
-            Edit(target=f"{LOCS}.assign_extend_cache_locs_func", match="next_power_of_2(batch_size)", replacement="1"),
+            fault(RAGGED, "save_offset += BLOCK_SIZE", "save_offset += 0"),
+            fault(RAGGED, "tl.sum(end - start, axis=0)", "tl.sum(start - start, axis=0)"),
+            fault(f"{LOCS}.assign_extend_cache_locs_func", "next_power_of_2(batch_size)", "1"),
         ),
     ),
     Property(
-        "verify slots follow the prefix",
         st.builds(
             Uniform,
             requests(),
@@ -280,9 +266,9 @@ PROPERTIES = (
         ),
         verify_slots_follow_the_prefix,
         (
-            Edit(target=UNIFORM, match="o = offs + i * BLOCK_SIZE", replacement="o = offs"),
-            Edit(target=UNIFORM, match="swa_v2p + tl.where(swa_valid", replacement="full_v2p + tl.where(swa_valid"),
-            Edit(target=f"{LOCS}.assign_extend_cache_locs_uniform_func", match="swa_v2p.numel()", replacement="0"),
+            fault(UNIFORM, "o = offs + i * BLOCK_SIZE", "o = offs"),
+            fault(UNIFORM, "swa_v2p + tl.where(swa_valid", "full_v2p + tl.where(swa_valid"),
+            fault(f"{LOCS}.assign_extend_cache_locs_uniform_func", "swa_v2p.numel()", "0"),
         ),
     ),
 )

@@ -1,17 +1,15 @@
 """What follows a verified path: bonus tokens, lengths, compaction, and the inputs and layout of draft extend."""
 
 from dataclasses import dataclass
-from random import Random
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.tree import accept_row, bonus_token, last_row, move_to_front, path_to, tracked_place
+from eagletwin.reference.tree import accept_row, bonus_token, last_row, move_to_front, tracked_place
 
 from ..release import EAGLE, WORKER, load
-from ..tier import Property, same, true
+from ..tier import Property, fault, same, true
 from ..trees import Batch, batches
 
 
@@ -21,11 +19,6 @@ class Verified:
 
     batch: Batch
     strided: bool = False  # inputs are views with gaps
-
-    @property
-    def paths(self) -> list[list[int]]:
-        random = Random(self.batch.seed)
-        return [path_to(random.randrange(self.batch.nodes), tree.parents) for tree in self.batch.trees]
 
     @property
     def argmax(self) -> Tensor:
@@ -39,13 +32,13 @@ class Verified:
     @property
     def accepts(self) -> Tensor:
         """SGLang's accept_index [bs, num_steps + 1] int32."""
-        rows = [accept_row(path, first * self.batch.nodes, self.width) for first, path in enumerate(self.paths)]
+        rows = [accept_row(path, first * self.batch.nodes, self.width) for first, path in enumerate(self.batch.paths)]
         return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), self.width)
 
     @property
     def accept_lens(self) -> Tensor:
         """[bs] int32, as SGLang's."""
-        return torch.tensor([len(path) for path in self.paths], dtype=torch.int32)
+        return torch.tensor([len(path) for path in self.batch.paths], dtype=torch.int32)
 
     @property
     def lengths(self) -> Tensor:
@@ -61,11 +54,11 @@ def verified_batches(chain: bool = False) -> st.SearchStrategy[Verified]:
 
 
 def bonus_is_filled(case: Verified) -> None:
-    count, argmax = len(case.paths), case.argmax
+    count, argmax = len(case.batch.paths), case.argmax
     bonus = torch.full((count + 1,), -77, dtype=torch.int32)
     tokens = argmax.flatten()[case.accepts]  # -1 picks the last: what follows a path may be anything
     load(EAGLE).fill_bonus_tokens_func(tokens, case.accept_lens, bonus[:count], case.width, count)
-    expected = [bonus_token(row, path) for row, path in zip(argmax.tolist(), case.paths, strict=True)]
+    expected = [bonus_token(row, path) for row, path in zip(argmax.tolist(), case.batch.paths, strict=True)]
     same("bonus tokens", bonus.tolist(), [*expected, -77])
 
 
@@ -78,11 +71,11 @@ def verify_is_committed(case: Verified) -> None:
 
 
 def check_commit(case: Verified, lengths: Tensor, bonus: Tensor) -> None:
-    same("new lengths", lengths.tolist(), [m + len(path) for m, path in zip(case.batch.lengths, case.paths, strict=True)])
+    same("new lengths", lengths.tolist(), [m + len(path) for m, path in zip(case.batch.lengths, case.batch.paths, strict=True)])
     same(
         "bonus tokens",
         bonus.tolist(),
-        [bonus_token(row, path) for row, path in zip(case.argmax.tolist(), case.paths, strict=True)],
+        [bonus_token(row, path) for row, path in zip(case.argmax.tolist(), case.batch.paths, strict=True)],
     )
     same("dtypes of lengths and bonus tokens", (lengths.dtype, bonus.dtype), (torch.int64, torch.int32))
 
@@ -101,20 +94,27 @@ def chain_verify_is_committed(case: Tracked) -> None:
     lengths, bonus, steps, extend = load(EAGLE).prepare_verify_commit_outputs(*inputs, nodes, case.interval)
     check_commit(of, lengths, bonus)
     extend_inputs(of, *extend)
-    same("last accepted steps", steps[0].tolist(), [path[-1] for path in of.paths])
-    if not case.interval:
-        true("no tracked steps are returned", steps[1] is None)
+    check_tracked_nodes(case, *steps)
+
+
+def check_tracked_nodes(case: Tracked, last: Tensor, tracked: Tensor | None) -> None:
+    """The last accepted node, and the one that reaches a multiple of the interval; -1: none does."""
+    of = case.verified
+    same("last accepted nodes", last.tolist(), [path[-1] for path in of.batch.paths])
+    if tracked is None or not case.interval:
+        true("no tracked nodes are returned", tracked is None and not case.interval)
         return
-    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.paths, strict=True)]
-    same(
-        "tracked steps", steps[1].tolist(), [-1 if at is None else path[at] for at, path in zip(places, of.paths, strict=True)]
-    )
+    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.batch.paths, strict=True)]
+    expected = [-1 if at is None else path[at] for at, path in zip(places, of.batch.paths, strict=True)]
+    same("tracked nodes", tracked.tolist(), expected)
 
 
 def extend_inputs(case: Verified, correct: Tensor, select: Tensor, ids: Tensor) -> None:
     nodes = case.batch.nodes
-    same("accepted drafts", correct.tolist(), [len(path) - 1 for path in case.paths])
-    same("select_index", select.tolist(), [last_row(request, len(path), nodes) for request, path in enumerate(case.paths)])
+    same("accepted drafts", correct.tolist(), [len(path) - 1 for path in case.batch.paths])
+    same(
+        "select_index", select.tolist(), [last_row(request, len(path), nodes) for request, path in enumerate(case.batch.paths)]
+    )
     same("dtype and input ids", (ids.dtype, ids.tolist()), (torch.int64, case.argmax.flatten().tolist()))
 
 
@@ -162,12 +162,12 @@ def draft_extend_gets_its_layout(case: Window) -> None:
 
 def rows_come_to_the_front(case: Verified) -> None:
     """Of the accepted path; rows after it are garbage, and beyond the longest path of all untouched."""
-    count, nodes, width = len(case.paths), case.batch.nodes, case.width
+    count, nodes, width = len(case.batch.paths), case.batch.nodes, case.width
     hidden = torch.arange(count * nodes * 3.0).reshape(count * nodes, 3)
     for rows in (hidden, case.argmax.flatten()):
         found = load(WORKER)._compact_accept_to_front(rows, case.accepts, count, num_draft_tokens=nodes)
         same("shape", found.shape, rows.shape)
-        blocks = zip(torch.split(rows, nodes), torch.split(found, nodes), case.paths, strict=True)
+        blocks = zip(torch.split(rows, nodes), torch.split(found, nodes), case.batch.paths, strict=True)
         for before, after, path in blocks if count else ():
             expected = move_to_front(before, path)
             same("rows of the path", after[: len(path)], expected[: len(path)])
@@ -179,69 +179,56 @@ WINDOWS = {"lengths": st.lists(st.integers(0, 9), max_size=4).map(tuple), "width
 
 PROPERTIES = (
     Property(
-        "bonus is filled",
         verified_batches(),
         bonus_is_filled,
         (
-            Edit(target=f"{EAGLE}.fill_bonus_tokens", match="accept_len - 1", replacement="accept_len"),
-            Edit(target=f"{EAGLE}.fill_bonus_tokens_func", match="[(batch_size,)]", replacement="[(batch_size - 1,)]"),
+            fault(f"{EAGLE}.fill_bonus_tokens", "accept_len - 1", "accept_len"),
+            fault(f"{EAGLE}.fill_bonus_tokens_func", "[(batch_size,)]", "[(batch_size - 1,)]"),
         ),
     ),
     Property(
-        "verify is committed",
         verified_batches(),
         verify_is_committed,
         (
-            Edit(target=COMMIT, match="tl.store(new_seq_lens + row, length + accepted, valid)", replacement="pass"),
-            Edit(target=f"{EAGLE}.prepare_verify_commit_outputs", match="seq_lens.stride(0)", replacement="1"),
+            fault(COMMIT, "tl.store(new_seq_lens + row, length + accepted, valid)", "pass"),
+            fault(f"{EAGLE}.prepare_verify_commit_outputs", "seq_lens.stride(0)", "1"),
         ),
     ),
     Property(
-        "chain verify is committed",
         st.builds(Tracked, verified_batches(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
         chain_verify_is_committed,
         (
-            Edit(target=COMMIT, match="post // TRACK_INTERVAL * TRACK_INTERVAL - length - 1", replacement="accepted - 1"),
-            Edit(target=COMMIT, match="row * DRAFT_WIDTH + accepted - 1", replacement="row * DRAFT_WIDTH + accepted"),
+            fault(COMMIT, "post // TRACK_INTERVAL * TRACK_INTERVAL - length - 1", "accepted - 1"),
+            fault(COMMIT, "row * DRAFT_WIDTH + accepted - 1", "row * DRAFT_WIDTH + accepted"),
         ),
     ),
     Property(
-        "draft extend gets its inputs",
         verified_batches(),
         draft_extend_gets_its_inputs,
         (
-            Edit(
-                target=f"{EAGLE}._draft_extend_inputs_kernel", match="offset * WIDTH + accepted - 1", replacement="accepted - 1"
-            ),
-            Edit(target=f"{EAGLE}.prepare_draft_extend_inputs", match="predict.stride(0)", replacement="1"),
+            fault(f"{EAGLE}._draft_extend_inputs_kernel", "offset * WIDTH + accepted - 1", "accepted - 1"),
+            fault(f"{EAGLE}.prepare_draft_extend_inputs", "predict.stride(0)", "1"),
         ),
     ),
     Property(
-        "draft extend gets its lengths",
         st.builds(Window, **WINDOWS, front=st.integers(0, 3), mrope=st.just(False), strided=st.booleans()),
         draft_extend_gets_its_lengths,
         (
-            Edit(target=EXTEND, match="tl.maximum(base - FRONT, 0)", replacement="base - FRONT"),
-            Edit(
-                target=f"{EAGLE}.prepare_draft_extend_lengths",
-                match="front_offset,\n            BLOCK",
-                replacement="0,\n    BLOCK",
-            ),
+            fault(EXTEND, "tl.maximum(base - FRONT, 0)", "base - FRONT"),
+            fault(f"{EAGLE}.prepare_draft_extend_lengths", "front_offset,\n            BLOCK", "0,\n    BLOCK"),
         ),
     ),
     Property(
-        "draft extend gets its layout",
         st.builds(Window, **WINDOWS, front=st.just(0), mrope=st.booleans(), strided=st.booleans()),
         draft_extend_gets_its_layout,
         (
-            Edit(target=EXTEND, match="(row % WIDTH)", replacement="(row % (WIDTH + 1))"),
-            Edit(target=f"{EAGLE}.prepare_draft_extend_layout", match="mrope=mrope,", replacement="mrope=positions,"),
+            fault(EXTEND, "(row % WIDTH)", "(row % (WIDTH + 1))"),
+            fault(f"{EAGLE}.prepare_draft_extend_layout", "mrope=mrope,", "mrope=positions,"),
         ),
     ),
     Property(
-        "rows come to the front",
         verified_batches().filter(lambda case: case.batch.nodes >= case.width),
         rows_come_to_the_front,
-        (Edit(target=f"{WORKER}._compact_accept_to_front", match="x[safe]", replacement="x[safe * 0]"),),
+        (fault(f"{WORKER}._compact_accept_to_front", "x[safe]", "x[safe * 0]"),),
     ),
 )

@@ -8,12 +8,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, WINDOW, draft_backend, plan
 from eagletwin.reference.layout import draft_columns, draft_reads
 
 from ..release import DSV4, DSV4_PLANS, module
-from ..tier import Property, same, true
+from ..tier import Property, fault, same, true
 
 ROWS, PAGES = 8, 4  # of req_to_token, and of each row
 
@@ -86,32 +85,23 @@ _STEP = f"{DSV4}.DeepseekV4AttnBackend"
 
 PROPERTIES = (
     Property(
-        "each step plans its row",
         chains(),
         each_step_plans_its_row,
         (
-            Edit(
-                target=f"{DSV4}.DeepseekV4MultiStepBackend.init_forward_metadata",
-                match="range(self.speculative_num_steps - 1)",
-                replacement="range(self.speculative_num_steps - 2)",
+            fault(
+                f"{DSV4}.DeepseekV4MultiStepBackend.init_forward_metadata",
+                "range(self.speculative_num_steps - 1)",
+                "range(self.speculative_num_steps - 2)",
             ),
-            Edit(
-                target=f"{_STEP}._build_forward_metadata",
-                match="if self.topk > 0 and self.speculative_num_steps > 1:",
-                replacement="if False:",
+            fault(f"{_STEP}._build_forward_metadata", "if self.topk > 0 and self.speculative_num_steps > 1:", "if False:"),
+            fault(f"{_STEP}._build_forward_metadata", ")[self.speculative_step_id]", ")[0]"),
+            fault(f"{_STEP}.init_forward_metadata_in_graph", ")[self.speculative_step_id]", ")[0]"),
+            fault(
+                f"{_STEP}.make_forward_metadata_from_raw_decode", "seq_lens_casual=seq_lens,", "seq_lens_casual=seq_lens - 1,"
             ),
-            Edit(target=f"{_STEP}._build_forward_metadata", match=")[self.speculative_step_id]", replacement=")[0]"),
-            Edit(target=f"{_STEP}.init_forward_metadata_in_graph", match=")[self.speculative_step_id]", replacement=")[0]"),
-            Edit(
-                target=f"{_STEP}.make_forward_metadata_from_raw_decode",
-                match="seq_lens_casual=seq_lens,",
-                replacement="seq_lens_casual=seq_lens - 1,",
-            ),
-            Edit(target=f"{DSV4_PLANS}._page_table_positions_kernel", match="seq_len - 1)", replacement="seq_len)"),
-            Edit(
-                target=f"{DSV4_PLANS}._causal_swa_page_indices_kernel",
-                match="off = pos - k.to(tl.int64)",
-                replacement="off = pos - 1 - k.to(tl.int64)",
+            fault(f"{DSV4_PLANS}._page_table_positions_kernel", "seq_len - 1)", "seq_len)"),
+            fault(
+                f"{DSV4_PLANS}._causal_swa_page_indices_kernel", "off = pos - k.to(tl.int64)", "off = pos - 1 - k.to(tl.int64)"
             ),
         ),
     ),

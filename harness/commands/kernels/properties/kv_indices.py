@@ -9,11 +9,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.layout import draft_reads, physical_slot
 
 from ..release import LOCS, load
-from ..tier import Property, same
+from ..tier import Property, fault, same
 from .cache_locs import UNWRITTEN, Requests, requests
 
 
@@ -32,6 +31,7 @@ class Reads:
     split: int = 0  # launches with so many programs for the prefix of one branch; 0: the form without
     paged: bool = False  # the table has a page's number in each column of it
     translated: bool = False
+    of_both: bool = False  # the window is of prefix and branch together
 
     @property
     def branches(self) -> list[tuple[int, int]]:
@@ -60,65 +60,53 @@ def expected_indices(case: Reads, columns: list[list[int]]) -> tuple[list[int], 
     return slots, list(accumulate(map(len, columns), initial=0))
 
 
-def kernel_with(name: str, options: dict[str, Any]) -> Any:
-    """The kernel. Raises TypeError if it does not take these options: the CPU's launch would drop them without a word."""
-    kernel = getattr(load(LOCS), name)
-    unknown = sorted(options.keys() - inspect.signature(kernel.fn).parameters.keys())
-    if unknown:
-        raise TypeError(f"{name} takes no {', '.join(unknown)}")
-    return kernel
+def check_reads(case: Reads, name: str, programs: int, more: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Launch a kernel that says which slots each branch of each step reads, and compare them with the reference.
 
-
-def steps_read_prefix_and_branch(case: Reads) -> None:
+    programs: of each branch. more, options: what the kernel takes besides. Raises TypeError for an option that it lacks:
+    the CPU's launch would drop it without a word.
+    """
     rows, lengths = case.requests.tensors
     table, entries, pages = table_of(case)
     branches, count = case.branches, len(rows)
     indices = torch.full((case.num_steps, 3 * 4 * 50 + 8), UNWRITTEN)
     ends = torch.full((case.num_steps, len(branches) + 3), UNWRITTEN, dtype=torch.int32)
     ends[:, 0] = 0  # SGLang's buffer is zero there, and stays so
-    grid = (case.num_steps * case.split if case.split else case.num_steps, count, case.topk)
-    options: dict[str, Any] = {"NUM_STEPS": case.num_steps if case.split else 0, "ENTRY_PAGE_SIZE": entries}
+    options = {"ENTRY_PAGE_SIZE": entries, **options}
     if pages is not None:
         options |= {"v2p": torch.tensor(pages), "TRANSLATE": True}
-    kernel_with("generate_draft_decode_kv_indices", options)[grid](
+    kernel = getattr(load(LOCS), name)
+    unknown = sorted(options.keys() - inspect.signature(kernel.fn).parameters.keys())
+    if unknown:
+        raise TypeError(f"{name} takes no {', '.join(unknown)}")
+    kernel[(programs, count, case.topk)](
         *(rows, table, lengths, indices, ends, lengths.repeat_interleave(case.topk), table.shape[1]),
         *(indices.shape[1], ends.shape[1], power(count), power(case.num_steps), power(len(branches))),
-        *(case.page_size, case.recent, case.sink),
+        *more,
         **options,
     )
     for step in range(1, case.num_steps + 1):
-        sizes = (case.topk, case.num_steps, case.page_size, case.recent, case.sink)
-        columns = [draft_reads(case.requests.lengths[of], branch, step, *sizes).tolist() for of, branch in branches]
-        slots, bounds = expected_indices(case, columns)
+        slots, bounds = expected_indices(case, [columns_read(case, step, *of) for of in branches])
         same(f"slots that step {step} reads", indices[step - 1].tolist(), slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
         same(f"bounds of branches at step {step}", ends[step - 1].tolist(), [*bounds, UNWRITTEN, UNWRITTEN])
+
+
+def columns_read(case: Reads, step: int, request: int, branch: int) -> list[int]:
+    recent, sink = (0, 0) if case.of_both else (case.recent, case.sink)
+    length = case.requests.lengths[request]
+    read = draft_reads(length, branch, step, case.topk, case.num_steps, case.page_size, recent, sink).tolist()
+    return read[-case.recent :] if case.of_both else read
+
+
+def steps_read_prefix_and_branch(case: Reads) -> None:
+    programs, options = case.num_steps * max(case.split, 1), {"NUM_STEPS": case.num_steps if case.split else 0}
+    more = (case.page_size, case.recent, case.sink)
+    check_reads(case, "generate_draft_decode_kv_indices", programs, more, options)
 
 
 def windows_read_the_last_of_both(case: Reads) -> None:
     """The rail of sliding-window layers: of prefix and branch together the last `recent` slots."""
-    rows, lengths = case.requests.tensors
-    table, entries, pages = table_of(case)
-    branches = case.branches
-    indices = torch.full((case.num_steps, 3 * 4 * 50 + 8), UNWRITTEN)
-    ends = torch.full((case.num_steps, len(branches) + 3), UNWRITTEN, dtype=torch.int32)
-    ends[:, 0] = 0
-    options: dict[str, Any] = {"ENTRY_PAGE_SIZE": entries}
-    if pages is not None:
-        options |= {"v2p": torch.tensor(pages), "TRANSLATE": True}
-    kernel_with("generate_draft_decode_window_kv_indices", options)[(case.num_steps, len(rows), case.topk)](
-        *(rows, table, lengths, indices, ends, lengths.repeat_interleave(case.topk), table.shape[1]),
-        *(indices.shape[1], ends.shape[1], power(len(rows)), power(case.num_steps), power(len(branches))),
-        *(case.page_size, case.recent),
-        **options,
-    )
-    for step in range(1, case.num_steps + 1):
-        sizes = (case.topk, case.num_steps, case.page_size, 0, 0)
-        columns = [
-            draft_reads(case.requests.lengths[of], branch, step, *sizes)[-case.recent :].tolist() for of, branch in branches
-        ]
-        slots, bounds = expected_indices(case, columns)
-        same(f"slots that step {step} reads", indices[step - 1].tolist(), slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
-        same(f"bounds of branches at step {step}", ends[step - 1].tolist(), [*bounds, UNWRITTEN, UNWRITTEN])
+    check_reads(case, "generate_draft_decode_window_kv_indices", case.num_steps, (case.page_size, case.recent), {})
 
 
 KERNEL, WINDOW = f"{LOCS}.generate_draft_decode_kv_indices", f"{LOCS}.generate_draft_decode_window_kv_indices"
@@ -126,7 +114,6 @@ SHAPES = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 4), "page_size"
 
 PROPERTIES = (
     Property(
-        "steps read prefix and branch",
         st.builds(
             Reads,
             requests(least=1),
@@ -139,13 +126,12 @@ PROPERTIES = (
         ),
         steps_read_prefix_and_branch,
         (
-            Edit(target=KERNEL, match="seq_len + topk_id * num_steps + tl", replacement="seq_len + topk_id + tl"),
-            Edit(target=KERNEL, match="base + zid * iters", replacement="base + zid"),
-            Edit(target=KERNEL, match="+ num_steps + page_size - 1", replacement="+ num_steps - 1"),
+            fault(KERNEL, "seq_len + topk_id * num_steps + tl", "seq_len + topk_id + tl"),
+            fault(KERNEL, "base + zid * iters", "base + zid"),
+            fault(KERNEL, "+ num_steps + page_size - 1", "+ num_steps - 1"),
         ),
     ),
     Property(
-        "windows read the last of both",
         st.builds(
             Reads,
             requests(least=1),
@@ -153,11 +139,12 @@ PROPERTIES = (
             recent=st.sampled_from([1, 2, 5, 50]),
             paged=st.booleans(),
             translated=st.booleans(),
+            of_both=st.just(True),
         ),
         windows_read_the_last_of_both,
         (
-            Edit(target=WINDOW, match="tl.maximum(start - seq_len, 0)", replacement="start * 0"),
-            Edit(target=WINDOW, match="start = total - window_len", replacement="start = total - window_len + 1"),
+            fault(WINDOW, "tl.maximum(start - seq_len, 0)", "start * 0"),
+            fault(WINDOW, "start = total - window_len", "start = total - window_len + 1"),
         ),
     ),
 )

@@ -12,11 +12,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.tree import Move, accept_row, kv_moves, move_rows, path_to
+from eagletwin.reference.tree import Move, accept_row, kv_moves, move_rows
 
 from ..release import EAGLE, INDEX, LOCS, MOVE, POOLS, SPEC, load
-from ..tier import Property, same
+from ..tier import Property, fault, same
 from ..trees import Batch, batches
 
 SLOTS, PAGE = 64, 4
@@ -32,11 +31,6 @@ class AcceptedBatch:
     native: bool = False
 
     @property
-    def paths(self) -> list[list[int]]:
-        random = Random(self.batch.seed)
-        return [path_to(random.randrange(self.batch.nodes), tree.parents) for tree in self.batch.trees]
-
-    @property
     def slots(self) -> list[list[int]]:
         """[bs][nodes]"""
         nodes = self.batch.nodes
@@ -45,7 +39,7 @@ class AcceptedBatch:
 
     @property
     def moves(self) -> list[Move]:
-        return [move for path, slots in zip(self.paths, self.slots, strict=True) for move in kv_moves(path, slots)]
+        return [move for path, slots in zip(self.batch.paths, self.slots, strict=True) for move in kv_moves(path, slots)]
 
 
 @cache
@@ -93,12 +87,12 @@ def reachable(pool: Any) -> Iterator[None]:
 def accept(case: AcceptedBatch, pool: Any) -> None:
     """SGLang's whole way from accept_index to the pool."""
     batch, width = case.batch, case.batch.num_steps + 1
-    rows = [accept_row(path, first * batch.nodes, width) for first, path in enumerate(case.paths)]
+    rows = [accept_row(path, first * batch.nodes, width) for first, path in enumerate(case.batch.paths)]
     slots = torch.tensor([slot for request in case.slots for slot in request], dtype=torch.int64)
     load(SPEC).move_accept_tokens_to_target_kvcache(
         SimpleNamespace(seq_lens=torch.tensor(batch.lengths, dtype=torch.int64), out_cache_loc=slots),
         torch.tensor(rows, dtype=torch.int32).reshape(len(rows), width),
-        torch.tensor([len(path) - 1 for path in case.paths], dtype=torch.int32),
+        torch.tensor([len(path) - 1 for path in case.batch.paths], dtype=torch.int32),
         SimpleNamespace(get_kvcache=lambda: pool),
     )
 
@@ -168,48 +162,36 @@ MHA, MLA, DSA = (f"{POOLS}.{name}" for name in ("MHATokenToKVPool", "MLATokenToK
 
 PROPERTIES = (
     Property(
-        "path moves in MHA pool",
         st.builds(AcceptedBatch, batches(least=1), st.integers(1, 3), st.sampled_from([4, 256]), st.just(False)),
         path_moves_in_mha_pool,
         (
-            Edit(target=TILED, match="tgt[:, None] * stride", replacement="src[:, None] * stride"),
-            Edit(target=f"{MHA}._move_kv_cache_impl", match="src_loc[start:end],", replacement="src_loc[:chunk_len],"),
-            Edit(target=f"{EAGLE}.fill_accept_out_cache_loc", match="if src > -1:", replacement="if src > 0:"),
-            Edit(
-                target=f"{LOCS}.fill_front_out_cache_loc_func",
-                match="torch.zeros_like(num_front)",
-                replacement="num_front // num_front",
-            ),
-            Edit(
-                target=f"{SPEC}.move_accept_tokens_to_target_kvcache",
-                match="num_correct_drafts + 1,",
-                replacement="num_correct_drafts,",
-            ),
+            fault(TILED, "tgt[:, None] * stride", "src[:, None] * stride"),
+            fault(f"{MHA}._move_kv_cache_impl", "src_loc[start:end],", "src_loc[:chunk_len],"),
+            fault(f"{EAGLE}.fill_accept_out_cache_loc", "if src > -1:", "if src > 0:"),
+            fault(f"{LOCS}.fill_front_out_cache_loc_func", "torch.zeros_like(num_front)", "num_front // num_front"),
+            fault(f"{SPEC}.move_accept_tokens_to_target_kvcache", "num_correct_drafts + 1,", "num_correct_drafts,"),
         ),
+        named="path moves in MHA pool",
     ),
     Property(
-        "path moves in MHA pool by indexing",
         st.builds(AcceptedBatch, batches(least=1), native=st.just(True)),
         path_moves_in_mha_pool,
-        (Edit(target=f"{POOLS}.move_kv_cache_native", match="v_cache[src_loc_flat]", replacement="v_cache[tgt_loc_flat]"),),
+        (fault(f"{POOLS}.move_kv_cache_native", "v_cache[src_loc_flat]", "v_cache[tgt_loc_flat]"),),
+        named="path moves in MHA pool by indexing",
     ),
     Property(
-        "path moves in MLA pool",
         st.builds(AcceptedBatch, batches(least=1)),
         path_moves_in_mla_pool,
-        (Edit(target=f"{MLA}.move_kv_cache", match="kv_cache[src_loc_flat]", replacement="kv_cache[tgt_loc_flat]"),),
+        (fault(f"{MLA}.move_kv_cache", "kv_cache[src_loc_flat]", "kv_cache[tgt_loc_flat]"),),
+        named="path moves in MLA pool",
     ),
     Property(
-        "rows move in DSA pool",
         st.builds(Moves, st.integers(0, 12), st.integers(0, 999)),
         rows_move_in_dsa_pool,
         (
-            Edit(target=f"{DSA}.move_kv_cache", match="self.index_key_cache.move(tgt_loc, src_loc)", replacement="pass"),
-            Edit(
-                target=f"{INDEX}.IndexKeyCache.move",
-                match="scales[src_page, src_offset]",
-                replacement="scales[src_page, tgt_offset]",
-            ),
+            fault(f"{DSA}.move_kv_cache", "self.index_key_cache.move(tgt_loc, src_loc)", "pass"),
+            fault(f"{INDEX}.IndexKeyCache.move", "scales[src_page, src_offset]", "scales[src_page, tgt_offset]"),
         ),
+        named="rows move in DSA pool",
     ),
 )

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import rotate_ids
 
 from ..release import ROTATE, load
-from ..tier import Property, same, true
+from ..tier import Property, fault, same, true
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,12 @@ KERNEL = f"{ROTATE}.rotate_input_ids_kernel"
 
 PROPERTIES = (
     Property(
-        "ids rotate",
         rotations(),
         ids_rotate,
         (
-            Edit(target=KERNEL, match="+ offsets + 1", replacement="+ offsets"),
-            Edit(target=KERNEL, match="start_loc + seq_len - 1\n", replacement="start_loc + seq_len - 2\n"),
-            Edit(target=f"{ROTATE}.rotate_input_ids", match="grid = (batch_size,)", replacement="grid = (1,)"),
+            fault(KERNEL, "+ offsets + 1", "+ offsets"),
+            fault(KERNEL, "start_loc + seq_len - 1\n", "start_loc + seq_len - 2\n"),
+            fault(f"{ROTATE}.rotate_input_ids", "grid = (batch_size,)", "grid = (1,)"),
         ),
     ),
 )

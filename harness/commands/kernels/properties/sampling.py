@@ -1,8 +1,8 @@
-"""Verify that samples: the rejection kernel of a chain, which is Triton, and the sampling of a tree, which on CUDA is C++.
+"""Verify that samples: the rejection kernel of a chain.
 
-The C++ has no twin; tests/gpu holds it to `tree_is_sampled`, and here it is the engine's stand-in for it that is held. What a
-function decided is followed coin by coin (reference/follow_sampling.py): float32 may decide otherwise than float64 only where
-a coin comes within its error of a boundary, and never for a token without probability.
+What it decided is followed coin by coin (reference/follow_sampling.py): float32 may decide otherwise than float64 only where a
+coin comes within its error of a boundary, and never for a token without probability. The sampling of a tree is C++:
+tests/kernels/sampled_trees.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,16 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.block_verification import follow_block
-from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
+from eagletwin.reference.follow_sampling import Draws, Followed, Walk, follow_chain
 from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k
 from eagletwin.reference.tree import accept_row, retrieve_links
 
 from ..release import SAMPLING, load
-from ..tier import Property, same
-from ..trees import Batch, Tree, batches
+from ..tier import Property, fault, same
+from ..trees import Batch, batches
 
 UNWRITTEN = -77
-BELOW_ONE = 1 - 2.0**-24  # the largest coin that torch.rand gives
 BLOCK = 4096  # tokens that the kernel takes at a time
 Kind = Literal["other", "near", "same", "apart", "nan"]
 
@@ -179,24 +177,6 @@ def follow_chains(case: SamplingCase, decided: Decided, coins: Tensor, finals: T
     ]
 
 
-def follow_trees(case: SamplingCase, decided: Decided, coins: Tensor, finals: Tensor) -> list[Followed]:
-    error = error_of(case.vocabulary)
-    return [
-        follow_tree(
-            [[row] for row in targets.double()],
-            candidates,
-            tree.parents,
-            Draws(coin.tolist(), float(final)),
-            Walk(path, tokens[-1]),
-            [error] * case.batch.nodes,
-            case.thresholds,
-        )
-        for targets, candidates, tree, coin, final, path, tokens in zip(
-            case.targets, case.candidates, case.batch.trees, coins, finals, decided.paths, decided.emitted, strict=True
-        )
-    ]
-
-
 def chain_is_sampled(case: SamplingCase) -> None:
     coins, finals = case.coins
     decided = call(load(SAMPLING).chain_speculative_sampling_triton, case, coins, finals, case.drafts)
@@ -205,27 +185,6 @@ def chain_is_sampled(case: SamplingCase) -> None:
         [found.illegal for found in follow_chains(case, decided, coins, finals)],
         [None] * len(decided.paths),
     )
-
-
-def tree_is_sampled(case: SamplingCase, sample: Callable[..., None]) -> None:
-    coins, finals = case.coins
-    decided = call(sample, case, coins, finals, torch.zeros_like(case.targets))
-    same(
-        "decisions that p and the coins do not allow",
-        [found.illegal for found in follow_trees(case, decided, coins, finals)],
-        [None] * len(decided.paths),
-    )
-
-
-def coin_of_zero(sample: Callable[..., None]) -> tuple[Decided, Illegal | None]:
-    """What is decided with a coin of 0 on a child that has no probability, and whether it may be."""
-    pair = Tree(1, 1, ((0,),), (0,))
-    case = SamplingCase(Batch(1, 1, 2, (pair,), (0,), 0), 4, 1.0, 4)
-    targets = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]], device="cpu")
-    vars(case).update(targets=targets, candidates=[[0, 0]])
-    coins, finals = torch.zeros(1, 2, device="cpu"), torch.tensor([0.5], device="cpu")
-    decided = call(sample, case, coins, finals, torch.zeros_like(targets))
-    return decided, follow_trees(case, decided, coins, finals)[0].illegal
 
 
 def block_is_verified(case: SamplingCase) -> None:
@@ -261,39 +220,27 @@ def blocks(draw: st.DrawFn) -> SamplingCase:
     )
 
 
-@st.composite
-def trees(draw: st.DrawFn) -> SamplingCase:
-    """C++ wants everything contiguous, and its loads are of four, two or one of the vocabulary's tokens."""
-    vocabulary = draw(st.sampled_from([5, 6, 8, 64, BLOCK + 1, 5000]))
-    batch = draw(batches(most=3 if vocabulary < BLOCK else 1))
-    single, acc = draw(st.sampled_from([1.0, 1.0, 0.3])), draw(st.sampled_from([1.0, 1.0, 0.5]))
-    spread, top_k = draw(st.sampled_from([0.1, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
-    return SamplingCase(batch, vocabulary, spread, top_k, thresholds=Thresholds(single, acc))
-
-
 KERNEL, CALLER = f"{SAMPLING}.speculative_sampling_classic_kernel", f"{SAMPLING}.chain_speculative_sampling_triton"
 
 PROPERTIES = (
     Property(
-        "chain is sampled",
         chains(),
         chain_is_sampled,
         (
-            Edit(target=KERNEL, match="q_is_prob & (coin * q < p)", replacement="q_is_prob & (coin < p)"),
-            Edit(target=KERNEL, match="target_u = coin_final * norm_sum", replacement="target_u = coin_final"),
-            Edit(target=KERNEL, match="            cum_sum += tl.sum(val)", replacement="            cum_sum += 0.0"),
-            Edit(target=CALLER, match="draft_probs.stride(0)", replacement="target_probs.stride(0)"),
+            fault(KERNEL, "q_is_prob & (coin * q < p)", "q_is_prob & (coin < p)"),
+            fault(KERNEL, "target_u = coin_final * norm_sum", "target_u = coin_final"),
+            fault(KERNEL, "            cum_sum += tl.sum(val)", "            cum_sum += 0.0"),
+            fault(CALLER, "draft_probs.stride(0)", "target_probs.stride(0)"),
         ),
     ),
     Property(
-        "block is verified",
         blocks(),
         block_is_verified,
         (
-            Edit(target=KERNEL, match="residual_mass + 1.0 - prefix_prob", replacement="1.0"),
-            Edit(target=KERNEL, match="residual_scale = prefix_prob", replacement="residual_scale = 1.0"),
-            Edit(target=KERNEL, match="norm_sum = residual_mass", replacement="norm_sum = residual_mass * 0.5"),
-            Edit(target=CALLER, match="BLOCK_VERIFICATION=block_verification", replacement="BLOCK_VERIFICATION=False"),
+            fault(KERNEL, "residual_mass + 1.0 - prefix_prob", "1.0"),
+            fault(KERNEL, "residual_scale = prefix_prob", "residual_scale = 1.0"),
+            fault(KERNEL, "norm_sum = residual_mass", "norm_sum = residual_mass * 0.5"),
+            fault(CALLER, "BLOCK_VERIFICATION=block_verification", "BLOCK_VERIFICATION=False"),
         ),
     ),
 )

@@ -8,12 +8,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 
 from ..release import SPEC, TOPK1, UTILS, load, module
-from ..tier import Property, same, true
+from ..tier import Property, fault, same, true
 
 LEVELS = 4  # how many different probabilities there are where ties are wanted
 INF, NAN = float("inf"), float("nan")
@@ -175,50 +174,29 @@ PARTIAL, FINAL = f"{TOPK1}._draft_topk1_partial_argmax_kernel", f"{TOPK1}._draft
 
 PROPERTIES = (
     Property(
-        "tree grows",
         growths(),
         tree_grows,
         (
-            Edit(
-                target=f"{SPEC}._select_top_k_tokens_first",
-                match="torch.arange(-1, topk",
-                replacement="torch.arange(0, topk + 1",
-            ),
-            Edit(target=LATER, match="flat_cs // topk +", replacement="flat_cs % topk +"),
-            Edit(target=LATER, match="scores.unsqueeze(2) *", replacement="scores.unsqueeze(2) +"),
-            Edit(target=LATER, match="(i - 1)", replacement="i"),
-            Edit(
-                target=f"{UTILS}.organize_draft_results",
-                match="torch.sort(top_scores_index).values",
-                replacement="top_scores_index",
-            ),
+            fault(f"{SPEC}._select_top_k_tokens_first", "torch.arange(-1, topk", "torch.arange(0, topk + 1"),
+            fault(LATER, "flat_cs // topk +", "flat_cs % topk +"),
+            fault(LATER, "scores.unsqueeze(2) *", "scores.unsqueeze(2) +"),
+            fault(LATER, "(i - 1)", "i"),
+            fault(f"{UTILS}.organize_draft_results", "torch.sort(top_scores_index).values", "top_scores_index"),
         ),
     ),
     Property(
-        "top1 is drafted",
         top1s(),
         top1_is_drafted,
         (
-            Edit(target=PARTIAL, match="split * BLOCK + local_index", replacement="local_index"),
-            Edit(target=PARTIAL, match="offsets < vocab_size", replacement="offsets < vocab_size - 1"),
-            Edit(target=FINAL, match="position + 1", replacement="position"),
-            Edit(
-                target=f"{TOPK1}.draft_topk1_postprocess",
-                match="draft_tokens.stride(0) if",
-                replacement="draft_tokens.shape[1] if",
-            ),
+            fault(PARTIAL, "split * BLOCK + local_index", "local_index"),
+            fault(PARTIAL, "offsets < vocab_size", "offsets < vocab_size - 1"),
+            fault(FINAL, "position + 1", "position"),
+            fault(f"{TOPK1}.draft_topk1_postprocess", "draft_tokens.stride(0) if", "draft_tokens.shape[1] if"),
         ),
     ),
     Property(
-        "top1 is selected",
         top1s(),
         top1_is_selected,
-        (
-            Edit(
-                target=f"{TOPK1}.draft_topk1_argmax_only",
-                match="next_token_logits, scratch",
-                replacement="-next_token_logits, scratch",
-            ),
-        ),
+        (fault(f"{TOPK1}.draft_topk1_argmax_only", "next_token_logits, scratch", "-next_token_logits, scratch"),),
     ),
 )

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.commands.kernels.release import EAGLE, PACK, TREE, UTILS, load
-from eagletwin.harness.commands.kernels.tier import Property, same, true
+from eagletwin.harness.commands.kernels.tier import Property, fault, same, true
 from eagletwin.harness.commands.kernels.trees import Batch, batches
-from eagletwin.harness.core.patch import Edit
 from eagletwin.reference.tree import (
     accept_row,
     ancestor_mask,
@@ -152,36 +151,29 @@ BUILD = f"{TREE}.sgl_build_tree_kernel_efficient_triton"
 
 _BUILDING = (
     Property(
-        "tree is built",
         st.builds(TreeBuild, batches(), st.sampled_from([FULL, QLEN]), st.booleans(), st.booleans()),
         tree_is_built,
         (
-            Edit(target=BUILD, match="parent_position = pp + 1", replacement="parent_position = pp"),
-            Edit(target=BUILD, match="position + seq_len,", replacement="position + seq_len + 1,"),
-            Edit(target=f"{TREE}.sgl_build_tree_kernel_triton", match=" - verified_seq_len", replacement=""),
-            Edit(
-                target=f"{UTILS}.build_tree_kernel_efficient",
-                match="bonus_tokens.unsqueeze(1)",
-                replacement="draft_tokens[:, :1]",
-            ),
+            fault(BUILD, "parent_position = pp + 1", "parent_position = pp"),
+            fault(BUILD, "position + seq_len,", "position + seq_len + 1,"),
+            fault(f"{TREE}.sgl_build_tree_kernel_triton", " - verified_seq_len", ""),
+            fault(f"{UTILS}.build_tree_kernel_efficient", "bonus_tokens.unsqueeze(1)", "draft_tokens[:, :1]"),
         ),
     ),
     Property(
-        "chain is built",
         st.builds(Chain, batches(chain=True), st.sampled_from([None, False, True]), *[st.booleans()] * 3),
         chain_is_built,
         (
-            Edit(target=f"{EAGLE}._build_chain_tree_kernel", match="mask_col <= mask_row", replacement="mask_col < mask_row"),
-            Edit(target=f"{EAGLE}.build_chain_tree", match="draft_tokens.stride(1)", replacement="1"),
+            fault(f"{EAGLE}._build_chain_tree_kernel", "mask_col <= mask_row", "mask_col < mask_row"),
+            fault(f"{EAGLE}.build_chain_tree", "draft_tokens.stride(1)", "1"),
         ),
     ),
     Property(
-        "mask is packed",
         batches(),
         mask_is_packed,
         (
-            Edit(target=f"{PACK}._pack_verify_mask_kernel", match="kv_start * Q + offsets", replacement="kv_start + offsets"),
-            Edit(target=f"{PACK}.pack_verify_mask_into", match="mask.contiguous()", replacement="(~mask)"),
+            fault(f"{PACK}._pack_verify_mask_kernel", "kv_start * Q + offsets", "kv_start + offsets"),
+            fault(f"{PACK}.pack_verify_mask_into", "mask.contiguous()", "(~mask)"),
         ),
     ),
 )
@@ -234,13 +226,12 @@ VERIFY = f"{TREE}.verify_tree_greedy_kernel_triton"
 
 _VERIFYING = (
     Property(
-        "path is accepted",
         st.builds(Verify, batches(), st.integers(1, 3)),
         path_is_accepted,
         (
-            Edit(target=VERIFY, match="is_valid & (draft_token == target_token)", replacement="is_valid"),
-            Edit(target=VERIFY, match="tl.store(accept_token_num_ptr + bx, num_accept_tokens)", replacement="pass"),
-            Edit(target=f"{TREE}.verify_tree_greedy_triton", match="accept_index.shape[1]", replacement="2"),
+            fault(VERIFY, "is_valid & (draft_token == target_token)", "is_valid"),
+            fault(VERIFY, "tl.store(accept_token_num_ptr + bx, num_accept_tokens)", "pass"),
+            fault(f"{TREE}.verify_tree_greedy_triton", "accept_index.shape[1]", "2"),
         ),
     ),
 )

@@ -12,26 +12,25 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tracked_place
+from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
 
 from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
-from ..tier import Property, same, true
+from ..tier import Property, fault, same
 from ..trees import Batch, batches
-from .commit import Tracked, verified_batches
+from .commit import Tracked, check_tracked_nodes, verified_batches
 
 
 def nodes_are_committed_in_a_kernel(case: Tracked) -> None:
     of, nodes = case.verified, case.verified.batch.nodes
     lengths = of.lengths if case.interval else None
     found = load(SCATTER).fused_commit_track_indices(of.accepts, of.accept_lens, lengths, nodes, case.interval)
-    _check_tracked_nodes(case, *found)
+    check_tracked_nodes(case, *found)
 
 
 def nodes_are_committed_in_torch(case: Tracked) -> None:
     of, nodes = case.verified, case.verified.batch.nodes
     batch = SimpleNamespace(
-        mamba_track_indices=torch.zeros(len(of.paths)) if case.interval else None,
+        mamba_track_indices=torch.zeros(len(of.batch.paths)) if case.interval else None,
         seq_lens=of.lengths,
         tree_cache=SimpleNamespace(page_size=1),
     )
@@ -39,20 +38,7 @@ def nodes_are_committed_in_torch(case: Tracked) -> None:
         found = load(SPEC)._verify_commit_step_indices(
             batch=batch, accept_index=of.accepts, accept_lens=of.accept_lens, draft_token_num=nodes
         )
-    _check_tracked_nodes(case, *found)
-
-
-def _check_tracked_nodes(case: Tracked, last: Tensor, tracked: Tensor | None) -> None:
-    """The last accepted node, and the one that reaches a multiple of the interval; -1: none does."""
-    of = case.verified
-    same("last accepted nodes", last.tolist(), [path[-1] for path in of.paths])
-    if not case.interval:
-        true("no tracked nodes are returned", tracked is None)
-        return
-    assert tracked is not None
-    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.paths, strict=True)]
-    expected = [-1 if at is None else path[at] for at, path in zip(places, of.paths, strict=True)]
-    same("tracked nodes", tracked.tolist(), expected)
+    check_tracked_nodes(case, *found)
 
 
 @dataclass(frozen=True)
@@ -100,51 +86,37 @@ _LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"
 
 PROPERTIES = (
     Property(
-        "nodes are committed in a kernel",
         TRACKED,
         nodes_are_committed_in_a_kernel,
         (
-            Edit(target=_NODES, match="row + al - 1", replacement="row + 0 * al"),
-            Edit(target=_NODES, match="ti = tp - pre - 1", replacement="ti = tp - pre"),
-            Edit(
-                target=f"{SCATTER}.fused_commit_track_indices", match="accept_index.shape[1],", replacement="draft_token_num,"
-            ),
+            fault(_NODES, "row + al - 1", "row + 0 * al"),
+            fault(_NODES, "ti = tp - pre - 1", "ti = tp - pre"),
+            fault(f"{SCATTER}.fused_commit_track_indices", "accept_index.shape[1],", "draft_token_num,"),
         ),
     ),
     Property(
-        "nodes are committed in torch",
         TRACKED,
         nodes_are_committed_in_torch,
         (
-            Edit(target=f"{SPEC}._verify_commit_step_indices", match="accept_lens - 1)", replacement="accept_lens * 0)"),
-            Edit(
-                target=f"{SPEC}._verify_commit_step_indices",
-                match="tracking_point - seq_lens_pre_verify - 1",
-                replacement="tracking_point - seq_lens_pre_verify",
+            fault(f"{SPEC}._verify_commit_step_indices", "accept_lens - 1)", "accept_lens * 0)"),
+            fault(
+                f"{SPEC}._verify_commit_step_indices",
+                "tracking_point - seq_lens_pre_verify - 1",
+                "tracking_point - seq_lens_pre_verify",
             ),
         ),
     ),
     Property(
-        "links follow from a mask in a kernel",
         MASKED,
         links_follow_from_a_mask_in_a_kernel,
         (
-            Edit(
-                target=_LINKS,
-                match="parent = tl.max(tl.where(ancestors, col, -1)",
-                replacement="parent = tl.min(tl.where(m, col, n)",
-            ),
-            Edit(
-                target=f"{RECONSTRUCT}.reconstruct_indices_from_tree_mask_triton",
-                match="[(batch_size,)]",
-                replacement="[(batch_size - 1,)]",
-            ),
+            fault(_LINKS, "parent = tl.max(tl.where(ancestors, col, -1)", "parent = tl.min(tl.where(m, col, n)"),
+            fault(f"{RECONSTRUCT}.reconstruct_indices_from_tree_mask_triton", "[(batch_size,)]", "[(batch_size - 1,)]"),
         ),
     ),
     Property(
-        "links follow from a mask on the host",
         MASKED,
         links_follow_from_a_mask_on_the_host,
-        (Edit(target=f"{NGRAM}._derive_tree_links", match="for i in reversed(", replacement="for i in ("),),
+        (fault(f"{NGRAM}._derive_tree_links", "for i in reversed(", "for i in ("),),
     ),
 )
