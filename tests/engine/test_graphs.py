@@ -15,6 +15,7 @@ from eagletwin.harness.core.case import Case, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.sglang.blame import CaptureError
 from eagletwin.harness.engines.sglang.graphs import gates, tape
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
@@ -133,7 +134,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cuda_refuses_is_refused(name: str) -> None:
-    with pytest.raises(tape.CaptureError, match="not permitted when stream is capturing"):
+    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
         captured(lambda: REFUSED[name](torch.arange(3.0)))
     assert not tape.capturing()
 
@@ -172,7 +173,7 @@ _DEVICES = {"cuda", "cpu"}
 
 
 def gates_of(file: Path, name: str) -> Iterator[tuple[str, str]]:
-    """(file, function) of each place where a file asks for the device."""
+    """(module, function) of each place where a file asks for the device."""
 
     def walk(node: ast.AST, inside: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
@@ -203,7 +204,7 @@ def test_each_gate_of_the_release_is_in_the_table() -> None:
         "model_executor/model_runner_components/cuda_graph_setup.py",
     )
     files = [file for pattern in patterns for file in root.glob(pattern)]
-    found = {gate for file in files for gate in gates_of(file, str(file.relative_to(root)))}
+    found = {gate for file in files for gate in gates_of(file, ".".join(file.relative_to(root).with_suffix("").parts))}
     assert found == {*gates.GATES}
 
 

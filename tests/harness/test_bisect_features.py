@@ -131,7 +131,14 @@ RICH_ADAPTERS = replace(
         RICH.engine, sglang=replace(RICH.engine.sglang, max_loras_per_batch=1, lora_backend="triton", update_weights="")
     ),
 )
-EVERYTHING = (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
+RICH_PRODUCTION = replace(
+    RICH,
+    engine=replace(
+        RICH.engine,
+        sglang=replace(RICH.engine.sglang, graphs=(1, 4), prefill_graphs=(16,), overlap=True, cuda_branches=True),
+    ),
+)
+EVERYTHING = (RICH, RICH_PRODUCTION, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 

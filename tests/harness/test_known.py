@@ -510,6 +510,8 @@ IRRELEVANT: dict[str, str] = {
     "SGLangSettings.accept_single": _NONE,
     "SGLangSettings.accept_acc": _NONE,
     "SGLangSettings.deterministic": _NONE,
+    "SGLangSettings.overlap": _NONE,
+    "SGLangSettings.cuda_branches": _NONE,
 }
 
 STRUCTS = (

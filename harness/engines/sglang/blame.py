@@ -22,6 +22,13 @@ class BadArguments(RuntimeError):
     """A stand-in was handed what its kernel cannot take: raised by its checks of arguments alone."""
 
 
+class CaptureError(RuntimeError):
+    """CUDA refuses it while a stream is captured."""
+
+    def __init__(self, operation: str, reason: str = "it waits for the device") -> None:
+        super().__init__(f"operation not permitted when stream is capturing: {operation} ({reason})")
+
+
 def demand(fits: bool, otherwise: str) -> None:
     """Raises BadArguments with what the arguments are otherwise."""
     if not fits:
@@ -53,7 +60,6 @@ def is_ours(error: BaseException) -> bool:
     """Whether eagletwin failed, and not the worker."""
     import sglang
 
-    from .graphs.tape import CaptureError
     from .stand_ins.stubs import StubCalled
 
     if isinstance(error, BadArguments | CaptureError | StubCalled):

@@ -29,6 +29,6 @@ GRAPHS = of_settings(
     simpler=lambda case: iter([with_settings(case, graphs=(size,)) for size in case.engine.sglang.graphs[::-1]][:-1]),
     refusals=_refusals,
 )
-OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", kind=True, modes=_ELSEWHERE)
-BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", kind=True, modes=_ELSEWHERE)
+OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
+BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
 DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES)

@@ -14,14 +14,14 @@ from ..compat import attention
 from . import tape
 
 
-class Listener(Protocol):
+class ProbeListener(Protocol):
     def forward_begins_in_graph(self, runner: Any, batch: Any, used: Any) -> None: ...
     def forward_ends_in_graph(self, hidden: Tensor | None) -> None: ...
     def step_selects_in_graph(self, scores: Tensor, tokens: Tensor) -> None: ...
     def router_chooses_in_graph(self, chosen: Tensor) -> None: ...
 
 
-listener: Listener | None = None  # the taps of the case that runs; None: nobody looks
+listener: ProbeListener | None = None  # the taps of the case that runs; None: nobody looks
 
 
 def around_draft(runner: Any) -> None:

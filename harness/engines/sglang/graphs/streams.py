@@ -43,24 +43,24 @@ def _learn(clock: Clock, other: Clock) -> None:
         clock[stream] = max(clock.get(stream, 0), done)
 
 
-class Stream:
+class LogicalStream:
     """Stands in for a stream of the device."""
 
     names: dict[int, str] = {}  # noqa: RUF012
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.number = len(Stream.names)
-        Stream.names[self.number] = f"stream {self.number}"
+        self.number = len(LogicalStream.names)
+        LogicalStream.names[self.number] = f"stream {self.number}"
         self.knows: Clock = {self.number: 0}
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: LogicalStream) -> None:
         _learn(self.knows, other.knows)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: LogicalEvent) -> None:
         _learn(self.knows, event.knows)
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
+    def record_event(self, event: LogicalEvent | None = None) -> LogicalEvent:
+        event = event or LogicalEvent()
         event.record(self)
         return event
 
@@ -71,14 +71,14 @@ class Stream:
         return True
 
 
-class Event:
+class LogicalEvent:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.knows: Clock = {}
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: LogicalStream | None = None) -> None:
         self.knows = dict((stream or current_stream()).knows)
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: LogicalStream | None = None) -> None:
         _learn((stream or current_stream()).knows, self.knows)
 
     def synchronize(self) -> None:
@@ -89,7 +89,7 @@ class Event:
 
 
 class StreamContext:
-    def __init__(self, stream: Stream | None) -> None:
+    def __init__(self, stream: LogicalStream | None) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
@@ -102,16 +102,21 @@ class StreamContext:
 
 
 _host: Clock = {}
-_entered: list[Stream] = [Stream()]
+_entered: list[LogicalStream] = [LogicalStream()]
 
 
-def current_stream(_device: Any = None) -> Stream:
+def current_stream(_device: Any = None) -> LogicalStream:
     return _entered[-1]
 
 
 def install(shims: list[str]) -> None:
     """Before a scheduler is built."""
-    for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext), ("stream", StreamContext)):
+    for name, value in (
+        ("Stream", LogicalStream),
+        ("Event", LogicalEvent),
+        ("StreamContext", StreamContext),
+        ("stream", StreamContext),
+    ):
         setattr(torch.cpu, name, value)
     torch.cpu.current_stream = current_stream  # type: ignore[assignment]
     shims.append("torch.cpu.Stream, Event, StreamContext, stream, current_stream: they note what waits for what")
@@ -126,7 +131,7 @@ class _State:
         self.pinned = False  # on the host, where nothing waits for the device by itself
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StreamWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The accesses of one case. shared: the names of buffers that batches share, by address."""
 
     @classmethod
@@ -140,7 +145,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Any] = []  # memory that is not given to another tensor meanwhile
         self._host = _HostReads(self)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> StreamWatch:
         tape.watcher = self
         self._host.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
@@ -196,15 +201,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         place = tensor.untyped_storage().data_ptr()
         name = self._shared.get(place, f"a {str(tensor.dtype)[6:]} tensor of shape {tuple(tensor.shape)}")
-        who = "the host" if own < 0 else f"the {Stream.names[own]} stream"
-        detail = f"{who} uses {name}, and does not wait for the {Stream.names[before[0]]} stream, which used it before"
-        race = Race(detail, kernel=f"{who} after the {Stream.names[before[0]]} stream")
+        who = "the host" if own < 0 else f"the {LogicalStream.names[own]} stream"
+        detail = f"{who} uses {name}, and does not wait for the {LogicalStream.names[before[0]]} stream, which used it before"
+        race = Race(detail, kernel=f"{who} after the {LogicalStream.names[before[0]]} stream")
         races.append(race)
         raise race
 
 
 class _HostReads(TorchFunctionMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StreamWatch) -> None:
         super().__init__()
         self._watch = watch
 
@@ -225,15 +230,15 @@ def _is_copied_to_host() -> bool:
 
 def watch(scheduler: Any) -> contextlib.AbstractContextManager[Any]:
     """While a case runs: with overlap, the accesses of its streams."""
-    if not isinstance(getattr(scheduler, "forward_stream", None), Stream) or not scheduler.enable_overlap:
+    if not isinstance(getattr(scheduler, "forward_stream", None), LogicalStream) or not scheduler.enable_overlap:
         return contextlib.nullcontext()
     for word in ("schedule", "forward", "copy"):
-        Stream.names[getattr(scheduler, f"{word}_stream").number] = word
+        LogicalStream.names[getattr(scheduler, f"{word}_stream").number] = word
     races.clear()
     named = {f"the relay's {name}": value for name, value in vars(scheduler.future_map).items()}
     named["req_to_token"] = scheduler.req_to_token_pool.req_to_token
     shared = {one.untyped_storage().data_ptr(): name for name, one in named.items() if isinstance(one, Tensor)}
-    return Watch(shared)
+    return StreamWatch(shared)
 
 
 def watch_launches() -> None:

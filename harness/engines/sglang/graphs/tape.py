@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..blame import hand_on
+from ..blame import CaptureError, hand_on
 
 WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
@@ -46,13 +46,6 @@ class Watcher(Protocol):
 
 watcher: Watcher | None = None  # sees which memory each replay reads and writes
 replaying = False
-
-
-class CaptureError(RuntimeError):
-    """CUDA refuses it while a stream is captured."""
-
-    def __init__(self, operation: str, reason: str = "it waits for the device") -> None:
-        super().__init__(f"operation not permitted when stream is capturing: {operation} ({reason})")
 
 
 @dataclass(frozen=True, slots=True)
