@@ -190,8 +190,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampling_of(record.request) is not None:
-            made = ("target_probabilities", "target_logits") if trace.header.has_logits else ("target_probabilities",)
-            due |= dict.fromkeys(made, (0, numbers["accept_len"]))
+            due |= dict.fromkeys(("target_probabilities", "target_logits"), (0, numbers["accept_len"]))
             due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
@@ -208,7 +207,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)
-    if record.stage == "finished" and numbers.get("dropped") == 0:  # older traces do not say it, and hold no messages
+    if record.stage == "finished" and not numbers["dropped"]:
         due |= {"sent": (1, 3)}
         if "verify_ct" in numbers and "histogram" not in record.tensors:
             return "no histogram"
@@ -302,7 +301,7 @@ def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:
 
 # Which numbers a record must have. One that is absent is a tap that stopped, and never a reason to compare less.
 #
-# Called by the judge before it compares anything. Traces up to schema 4 lack some of them, and are judged without.
+# Called by the judge before it compares anything.
 
 _POOL = ("total", "available", "evictable", "protected")
 _OF_STAGE: dict[str, tuple[str, ...]] = {
@@ -328,7 +327,7 @@ _OF_TENSOR: dict[str, tuple[str, ...]] = {
 def absent_number(trace: Trace) -> str:
     """What a record lacks, as a part of a sentence; empty if each has its numbers."""
     header = trace.header
-    if not header.has_all_numbers or not model_of(header).numbers:
+    if not model_of(header).numbers:
         return ""
     host = header.case.engine.sglang.host_pages > 0
     work = dict[int, set[str]]()  # iteration -> numbers by which its batch names the requests that it worked on

@@ -203,9 +203,8 @@ def _families(scope: Scope) -> Iterator[tuple[str, Scope]]:
 
 
 # Of the distributions that verify sampled from, the share for which it may be open where top_k and top_p cut: what would be
-# judged in the others is little then, and a request whose cuts were forgotten could pass. Up to schema 3 the bound of the
-# reference's logits leaves it open, which is one distribution in eighty of a search, and since then float32's roundings: one in
-# three thousand.
+# judged in the others is little then, and a request whose cuts were forgotten could pass. Float32's roundings leave it open in
+# one of three thousand.
 _MAX_CUTS_SHARE = 0.25
 
 # Ways to run kernels that are chosen for the sake of the rules kernel.*: a kernel that they do not cover is a gap there.
@@ -414,8 +413,7 @@ def _why_undecided(trace: Trace, verdict: Verdict) -> str:
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
     if cut > max(1, _MAX_CUTS_SHARE * compared):
-        within = "the roundings of float32" if trace.header.has_logits else f"the bound of {trace.header.engine.dtype}"
-        return f"where top_k and top_p cut cannot be told of {cut} distributions, within {within}"
+        return f"where top_k and top_p cut cannot be told of {cut} distributions, within the roundings of float32"
     if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"
     if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):

@@ -89,7 +89,6 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
     bounds = max(both, key=lambda bounds: bounds.relative)
     distances, latent = Distances(left, right, bounds), model_of(left.header).latent
-    unknown = set[str]() if left.header.has_logits and right.header.has_logits else {"target_logits"}  # to an older eagletwin
     for key in ours | theirs:
         where = rank + _where(key)
         if key not in ours or key not in theirs:
@@ -102,7 +101,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                 found.append(
                     TensorDifference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False)
                 )
-        for name in sorted({*a.tensors, *b.tensors} - unknown):
+        for name in sorted({*a.tensors, *b.tensors}):
             if name not in a.tensors or name not in b.tensors:
                 compared += 1
                 found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
