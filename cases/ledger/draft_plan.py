@@ -9,20 +9,15 @@ They do not say how a server `loses` by it: `acceptance` asks no server with the
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request
-from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE
 
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Edit, EngineSettings, Entry, Needs, OnCuda, Patch, Request, small_case
 
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
 _FLASHMLA = "sglang.srt.layers.attention.flashmla_backend"
 
-_CASE = Case(
-    name="draft-plan",
-    model="deepseek-nextn-wide",
-    num_steps=5,
-    requests=(Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6),),
+_CASE = small_case(
+    "draft-plan", Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6), model="deepseek-nextn-wide", num_steps=5
 )
 
 _LISTS = Edit(  # with a graph the kernel's lists are what the host says of them
@@ -43,7 +38,6 @@ FLASHINFER = Entry(
     title="Plan draft decode of FlashInfer's MLA backend with the rows of the drafts so far",
     rule="draft.proposal",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, --attention-backend flashinfer, latent attention (DeepSeek, Kimi K2), num_steps >= 2",
     needs=Needs(device="cuda", dtype="bfloat16", attention="flashinfer"),
     remedy=Patch(name="drafts-in-the-plan", edits=(_LISTS,)),
@@ -88,7 +82,6 @@ FLASHMLA = Entry(
     title="Count the drafts so far among the rows of FlashMLA's draft decode",
     rule="draft.proposal",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, --attention-backend flashmla, num_steps >= 2",
     needs=Needs(device="cuda", dtype="bfloat16", attention="flashmla"),
     remedy=Patch(name="drafts-among-the-rows", edits=(_TOLD, _READS, _IN_A_GRAPH)),
