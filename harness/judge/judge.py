@@ -65,28 +65,23 @@ def methods() -> list[tuple[str, type[Rules], str]]:
     ]
 
 
-class RequestJudge:
-    """Checks the records of one trace. `without`: rules that are switched off; view: that of the replays."""
-
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> None:
-        self._context = Context(trace, replays, without, view)
-        for name, one in self._context.impossible.items():
-            self._context.compare.asks_the_impossible(name, one.token)
-        self._checks: dict[str, list[Callable[..., None]]] = {}
-        for stage, kind, name in methods():
-            self._checks.setdefault(stage, []).append(getattr(self._context.of(kind), name))
-
-    def check(self) -> Findings:
-        context = self._context
-        for number, record in enumerate(context.trace.header.records):
-            impossible = context.impossible.get(record.request)
-            behind = impossible is not None and number > impossible.number
-            with context.compare.looking_at(record, context.committed_rows(number, record), away=behind):
-                for check in self._checks[record.stage]:
-                    check(number, record)
-        for check in self._checks["end"]:
-            check()
-        return context.compare.finish()
+def _check_records(trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> Findings:
+    """The comparisons of one trace. `without`: rules that are switched off; view: that of the replays."""
+    context = Context(trace, replays, without, view)
+    for name, one in context.impossible.items():
+        context.compare.asks_the_impossible(name, one.token)
+    checks: dict[str, list[Callable[..., None]]] = {}
+    for stage, kind, name in methods():
+        checks.setdefault(stage, []).append(getattr(context.of(kind), name))
+    for number, record in enumerate(trace.header.records):
+        impossible = context.impossible.get(record.request)
+        behind = impossible is not None and number > impossible.number
+        with context.compare.looking_at(record, context.committed_rows(number, record), away=behind):
+            for check in checks[record.stage]:
+                check(number, record)
+    for check in checks["end"]:
+        check()
+    return context.compare.finish()
 
 
 # Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
@@ -316,7 +311,7 @@ def compare_trace(
     """
     with quiet_arithmetic():
         by_rank = [replay_requests(rank, view, ties) for rank in trace.ranks]
-        each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
+        each = [_check_records(rank, of_rank, without, view) for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 
 

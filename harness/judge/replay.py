@@ -505,11 +505,6 @@ def _of_their_depth(case: Case, expanded: Array) -> Array:
     return expanded.clip(first[:-1], first[1:] - 1)
 
 
-def recorded_rows(trace: Trace, number: int, part: str) -> Array:
-    """KV rows of a record's `part`, keys and values of a row together: [n, 2, L, G, D]."""
-    return trace.array(number, f"{part}_kv")
-
-
 def stored_rows(keys: Tensor, values: Tensor) -> Array:
     """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]; latent rows -> [n, 1, L, 1, D]."""
     rows: Array = _parts(keys, values, 0).permute(2, 0, 1, 3, 4).numpy()

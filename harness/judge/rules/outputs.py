@@ -54,19 +54,11 @@ class Answers(Rules):
     """Judges what was sent of each request of one trace. A recording of a server has no messages."""
 
     def begin(self) -> None:
-        self._own: dict[str, list[Record]] = {}
         self._restored = restored_rows(self._trace)
-        for record in self._records:
-            if record.stage in ("prefill", "verify"):
-                self._own.setdefault(record.request, []).append(record)
 
     def has_message(self, record: Record) -> bool:
         """Whether a request got a message with counts: one that was aborted in the queue gets another."""
         return self._model.numbers and not record.numbers.get("dropped")
-
-    def work_on(self, request: str) -> list[Record]:
-        """The records of its prefills and rounds."""
-        return self._own.get(request, [])
 
     def _limit(self, request: Request, record: Record, emitted: list[int]) -> int:
         """How many tokens it was to have: all that it got, where it was aborted."""
@@ -84,7 +76,7 @@ class Answers(Rules):
 
     def work(self, record: Record, emitted: list[int]) -> Work:
         """What was done for a request that has ended, and was sent these tokens."""
-        request, steps, own = self._case.request(record.request), list[_Step](), self.work_on(record.request)
+        request, steps, own = self._case.request(record.request), list[_Step](), self._context.work[record.request]
         prompt, limit = len(request.prompt), self._limit(request, record, emitted)
         surely, perhaps, before = 0, 0, None
         for done in own:

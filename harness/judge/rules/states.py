@@ -184,11 +184,6 @@ class TrackedStates(Rules):
         self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
         self._given_up = 0
         self._lost = False  # whether the cache gave a state up in the iteration before
-        self._aborted = {
-            record.request: record.iteration
-            for record in self._records
-            if record.stage == "finished" and record.numbers["aborted"]
-        }
 
     @stages("prefill")
     def prefill(self, _number: int, record: Record) -> None:
@@ -254,7 +249,8 @@ class TrackedStates(Rules):
             self._open.clear()
             return
         for one in due:
-            over = self._aborted.get(one.request) == record.iteration
+            _, ended = self._context.ended.get(one.request, (0, None))
+            over = ended is not None and ended.numbers["aborted"] and ended.iteration == record.iteration
             if self._compare.on(_RULE) and not over and not any(self._has(one.request, row) for row in one.rows):
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 

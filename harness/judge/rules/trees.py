@@ -17,7 +17,7 @@ from ..bounds import SMALLEST_LOG, log_scale, logs
 from ..compare import UNSEEN, Place
 from ..completeness import draft_decode_in_graph, layers_in_graph
 from ..context import Rules
-from ..replay import ReferenceRows, RequestReplay, Round, recorded_rows
+from ..replay import ReferenceRows, RequestReplay, Round
 from ..trees import parents_of
 from . import rule, stages
 from .multi_layer_draft import Layers
@@ -69,7 +69,7 @@ class Trees(Rules):
             if model.states:
                 hidden = self._trace.array(number, "proposal_hidden")[None]
                 index = f"state that row {row} hands to draft decode"
-                self._compare.row(place, "draft.hidden_in", rows.hidden[row : row + 1], hidden, index)
+                self._compare.floats(place, "draft.hidden_in", rows.hidden[row : row + 1], hidden, lambda _: index)
             self._root(number, place, rows, row)
 
     @stages("draft")
@@ -115,7 +115,7 @@ class Trees(Rules):
         committed, growth = round.committed, replay.growths[record.round]
         if "hole_kv" in record.tensors:
             self._holes(number, Place(record, "draft"), replay, round)
-        stored = recorded_rows(self._trace, number, "scratch")
+        stored = self._trace.array(number, "scratch_kv")
         topk, ahead = self._case.topk, self._model.ahead
         for step in range(ahead, round.steps):
             rows = stored[(step - ahead) * topk : (step - ahead + 1) * topk]
@@ -132,7 +132,7 @@ class Trees(Rules):
 
     def _holes(self, number: int, place: Place, replay: RequestReplay, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
-        holes = recorded_rows(self._trace, number, "hole")
+        holes = self._trace.array(number, "hole_kv")
         inside = round.committed % self._case.page_size
         begun = replay.stored["draft"][round.committed - inside : round.committed]
         expected: Array = np.tile(begun, (self._case.topk - 1, 1, 1, 1, 1))
