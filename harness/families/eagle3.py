@@ -27,7 +27,6 @@ _FULL = Recipe(
     target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
     draft=llama_shape(32, 1, 2, 2, 96),
     intermediate_size=48,
-    max_position=4096,
     seed=40,
     noise=0.05,
     attention_gain=0.06,
