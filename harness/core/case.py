@@ -428,11 +428,13 @@ def encode_case(case: Case) -> bytes:
 def pretty_case(case: Case) -> str:
     """JSON for people: without what has its default, and a list of numbers on one line."""
     data = msgspec.json.encode({"schema": case.schema, **without_defaults(case)})
-    return _NUMBERS.sub(_on_one_line, msgspec.json.format(data, indent=1).decode()) + "\n"
-
-
-def _on_one_line(numbers: re.Match[str]) -> str:
-    return " ".join(numbers[0].split()).replace("[ ", "[").replace(" ]", "]")
+    return (
+        _NUMBERS.sub(
+            lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"),
+            msgspec.json.format(data, indent=1).decode(),
+        )
+        + "\n"
+    )
 
 
 # Several samples of one prompt (`n`): the requests that the scheduler is sent for one request, as SGLang's tokenizer process

@@ -337,7 +337,8 @@ def absent_number(trace: Trace) -> str:
     owners = set[str]()  # the same of all requests so far: each batch names them
     for at, record in enumerate(header.records):
         due = _numbers_of(record, host)
-        if record.stage == "finished" and _was_sent_something(trace, at):
+        sent = record.stage == "finished" and not record.numbers.get("dropped", 1) and "sent" in record.tensors
+        if sent and len(trace.array(at, "sent")) > 0:
             due += _OF_MESSAGE
         if record.stage == "batch":
             owners |= record.numbers.keys() | work.get(record.iteration, set())
@@ -345,11 +346,6 @@ def absent_number(trace: Trace) -> str:
         if name := next((name for name in due if name not in record.numbers), ""):
             return f"no {name} of a {record.stage} record"
     return ""
-
-
-def _was_sent_something(trace: Trace, at: int) -> bool:
-    record = trace.header.records[at]
-    return not record.numbers.get("dropped", 1) and "sent" in record.tensors and len(trace.array(at, "sent")) > 0
 
 
 def _numbers_of(record: Record, host: bool) -> list[str]:
@@ -398,8 +394,3 @@ def draft_decode_in_graph(trace: Trace, compare: Compare, consumed: _Consumed, n
         ids = recorded[(step - 1) * case.topk : step * case.topk]
         tokens = consumed(round, step, ids)
         compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
-
-
-def layers_in_graph(trace: Trace, compare: Compare) -> None:
-    """The layers of a multi-layer draft extend."""
-    compare.not_seen(("draft.runner", *INPUTS), trace.header.case.num_steps)

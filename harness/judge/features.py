@@ -54,7 +54,9 @@ class Evidence:
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.sessions = session_evidence(trace, replays)
         self.first, self.restarts = _begun(trace.header.records)
-        self.hits = [record for record in self.prefills if self.is_hit(record)]
+        own = self.sessions.get("session_goes_on", ())
+        begun = (record for record in self.prefills if record.key in self.first and record.request not in own)
+        self.hits = [record for record in begun if record.numbers["start"] > 0]
         self.requests = {request.id: request for request in self.case.requests}
         first = {request.id: request.prompt for request in self.case.requests if not request.max_new_tokens}
         samples = (request for request in self.case.requests if first.get(request.after) == request.prompt)
@@ -74,13 +76,6 @@ class Evidence:
             other.request == record.request and other.round == record.round and other.numbers["end"] == record.numbers["start"]
             for other in self.prefills
         )
-
-    def is_hit(self, record: Record) -> bool:
-        found = record.numbers["start"] > 0 and record.key in self.first
-        return found and record.request not in self.sessions.get("session_goes_on", ())
-
-    def comes_back(self, record: Record) -> bool:
-        return record.key in self.restarts
 
     def tail_differs(self, record: Record) -> bool:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows, nor of a chunk
@@ -307,7 +302,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     ),
     # one that comes back where its last chunk ended shows in the answer's count alone
     "retraction": lambda run: bool(run.restarts) or any(one.numbers.get("retractions", 0) > 0 for one in run.of("finished")),
-    "retraction_in_decode": lambda run: any(record.round > 0 and run.comes_back(record) for record in run.prefills),
+    "retraction_in_decode": lambda run: any(record.round > 0 and record.key in run.restarts for record in run.prefills),
     "chunk_ends_in_output": lambda run: any(
         record.numbers["end"] >= len(run.requests[record.request].prompt) for record in run.chunks
     ),

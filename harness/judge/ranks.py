@@ -11,13 +11,12 @@ rank's own heads are others than before. That no row is missing is asked of each
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.records import EngineInfo, Header, Record
+from eagletwin.harness.core.records import Header, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
@@ -59,14 +58,11 @@ def unlike(trace: Trace) -> str:
         for name in ("case", "weights", "ending") if trace.earlier else ("case", "weights", "inner", "ending"):
             if getattr(one.header, name) != getattr(header, name):
                 return f"rank {rank}'s trace is of another {name} than rank 0's"
-        if replace(one.header.engine, rank=0, **_stage_facts(header.engine)) != header.engine:
+        # what each stage of a pipeline says of itself alone
+        own = {"first_layer": header.engine.first_layer, "worker": header.engine.worker} if header.engine.pp > 1 else {}
+        if replace(one.header.engine, rank=0, **own) != header.engine:
             return f"rank {rank}'s trace is of another engine than rank 0's"
     return ""
-
-
-def _stage_facts(engine: EngineInfo) -> dict[str, Any]:
-    """What each stage of a pipeline says of itself alone."""
-    return {"first_layer": engine.first_layer, "worker": engine.worker} if engine.pp > 1 else {}
 
 
 def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:

@@ -211,7 +211,8 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
             by_request[name].rerouted = True
     nudge = ties if isinstance(ties, Nudge) else None
     pack: list[RequestReplay] = []
-    for replay in sorted(by_request.values(), key=_adapted_by):  # one forward has one target
+    # one forward has one target: requests of one adapter follow each other, those of none come first
+    for replay in sorted(by_request.values(), key=lambda one: "" if one.adapter is None else repr(one.adapter)):
         if len(replay.tokens) < 2:
             continue
         other_target = bool(pack) and pack[-1].adapter != replay.adapter
@@ -232,11 +233,6 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
                 rows = replay.stored["target"]
                 replay.stored["target"], replay.earlier = rows[:, :, first:], rows[:, :, :first]
     return by_request
-
-
-def _adapted_by(replay: RequestReplay) -> str:
-    """Alike of requests of one target; none comes first."""
-    return "" if replay.adapter is None else repr(replay.adapter)
 
 
 def _follow_trace(trace: Trace, model: Model) -> dict[str, RequestReplay]:
@@ -441,7 +437,9 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         return
     rounds = [(n, replay, round) for n, replay in enumerate(pack) for round in replay.rounds]
     ordinals = [(replay.name, number) for replay in pack for number in range(len(replay.rounds))]
-    at_once = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk))
+    at_once, settings = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), case.engine.sglang
+    # draft decode reads all of the committed rows if the head has a window of its own
+    reads = Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
         steps = (len(some), case.most_steps - 1, case.topk)
@@ -454,7 +452,7 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         by_step: Head | list[Head] = plain
         if routed is not None:
             by_step = routed.decode(plain, ordinals[first : first + at_once], case.most_steps, case.topk)
-        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
+        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, reads)
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
@@ -470,12 +468,6 @@ def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
         return round.frontier, round.expanded
     steps = case.most_steps - 1
     return (round.frontier + [0] * steps)[:steps], list(range(steps))
-
-
-def _read_by_draft_decode(case: Case) -> Recent:
-    """What draft decode reads of the committed rows: all, if the head has a window of its own."""
-    settings = case.engine.sglang
-    return Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:

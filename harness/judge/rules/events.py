@@ -3,7 +3,7 @@
 It looks at when records were made, never at their numbers.
 """
 
-from eagletwin.harness.core.case import Case, Event, Request
+from eagletwin.harness.core.case import Event
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.families.dimensions.dimension import round_slots
 
@@ -243,7 +243,9 @@ class GivenUp(Rules):
             return
         at = record.iteration
         seen = self._context.iterations[at]
-        total, most = seen.numbers["total"], _most_rows(self._case, request)
+        # rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few
+        rows, page = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(self._case), self._case.page_size
+        total, most = seen.numbers["total"], -(-rows // page) * page
         fits = most <= min(total, seen.numbers.get("window_total", total))
         own = self._context.work[record.request]
         ran = bool(own) and own[-1].numbers.get("final", 1) == 1  # its prompt was whole, so that SGLang had taken it in
@@ -263,9 +265,3 @@ class GivenUp(Rules):
         aborts = any(at - 1 <= event.at <= at for event in self._aborts)
         held = self._trace.integers(self._context.numbers[seen.key], "held")
         return not (seen.numbers["live"] or held or others or aborts)
-
-
-def _most_rows(case: Case, request: Request) -> int:
-    """Rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few."""
-    rows = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(case)
-    return -(-rows // case.page_size) * case.page_size

@@ -17,7 +17,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.reference.cuts import rounding_of, targets_of_float32
-from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
+from eagletwin.reference.follow_sampling import Draws, Followed, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds, seeded_coins
 
 from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
@@ -274,7 +274,7 @@ class Samples(Rules):
             coin = final if wrong.kind == "bonus" else coins[wrong.node]
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             by = f" (by {wrong.by:.3g})" if math.isfinite(wrong.by) else ""  # whatever the coin
-            expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported}{by}"
+            expected, actual = f"coin {coin:.6g}: {wrong.why}", f"token {wrong.token} {reported}{by}"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
 
 
@@ -289,7 +289,3 @@ def _finite(expected: Tensor, actual: Tensor) -> tuple[Array, Array]:
     """Logits [V] with 0 for those that both forbid: minus infinity less itself is no number."""
     both = expected.isneginf() & actual.isneginf()
     return expected.masked_fill(both, 0.0).numpy(), actual.double().masked_fill(both, 0.0).numpy()
-
-
-def _argument(wrong: Illegal, coin: float) -> str:
-    return f"coin {coin:.6g}: {wrong.why}"

@@ -1,6 +1,5 @@
 """Layers that keep states: `target.state`, `target.conv`, `state.slots`; and the prefix cache's states, `state.tracked`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
@@ -299,18 +298,11 @@ class TrackedStates(Rules):
 
     def _report(self, record: Record, what: str, held: tuple[Array, Array]) -> None:
         wanted = [f"{rows} rows of {name}" for name, those in self._may.items() for rows in sorted(those)][-_NAMED:]
-        found = [
-            next(
-                (
-                    f"{_PARTS[part]} after {rows} rows of {name}"
-                    for name, rows in self._all()
-                    if self._is(name, rows, held, (part,))
-                ),
-                "",
-            )
-            for part in range(2)
-        ]
-        named = ", ".join(text for text in found if text) or "of no row of any request"
+        kept = {name: len(replay.kept[0]) for name, replay in self._replays.items() if replay.kept is not None}
+        every = [(name, rows) for name, count in kept.items() for rows in range(1, count + 1)]
+        found = (next((one for one in every if self._is(*one, held, (part,))), None) for part in range(2))
+        texts = [f"{_PARTS[part]} after {one[1]} rows of {one[0]}" for part, one in enumerate(found) if one is not None]
+        named = ", ".join(texts) or "of no row of any request"
         expected = f"those after {' or '.join(wanted)}" if wanted else "none: no request came to a row that is tracked"
         self._compare.report(Place(record, "iteration"), _RULE, what, expected, named)
 
@@ -318,11 +310,6 @@ class TrackedStates(Rules):
         place = self._place(record)
         why = f"{passed[0].upper()}{passed[1:]} of {name} came to {rows} rows, and the prefix cache gave up no state since."
         self._compare.report(place, _RULE, f"state after {rows} rows of {name}", "in the prefix cache", "not there", why)
-
-    def _all(self) -> Iterator[tuple[str, int]]:
-        for name, replay in self._replays.items():
-            if replay.kept is not None:
-                yield from ((name, row + 1) for row in range(len(replay.kept[0])))
 
 
 _PARTS = ("a state", "inputs of a convolution")

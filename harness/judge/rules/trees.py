@@ -15,7 +15,7 @@ from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
 
 from ..bounds import SMALLEST_LOG, log_scale, logs
 from ..compare import UNSEEN, Place
-from ..completeness import draft_decode_in_graph, layers_in_graph
+from ..completeness import INPUTS, draft_decode_in_graph
 from ..context import Rules
 from ..replay import ReferenceRows, RequestReplay, Round
 from ..trees import parents_of
@@ -58,7 +58,7 @@ class Trees(Rules):
         last = not prefill or bool(record.numbers["final"])
         if model.mtp_layers:
             if not prefill and record.numbers.get("in_graph"):
-                layers_in_graph(self._trace, self._compare)
+                self._compare.not_seen(("draft.runner", *INPUTS), self._case.num_steps)
         elif not model.numbers:
             if model.ahead and last:
                 self.note_proposal(number, record.request)
@@ -310,8 +310,12 @@ class Trees(Rules):
             self._compare.integers(
                 Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
             )
-        shown = self._visible_tokens(round)
-        self._continues(record, shown)
+        shown, topk = self._visible_tokens(round), self._case.topk
+        # the extend before proposed the root's children, and was judged: they must be those very tokens
+        proposed = self._proposed.get(record.request)
+        if proposed is not None and shown:  # a round of no steps uses no proposal
+            expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
+            self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
         return shown
 
     def _visible_tokens(self, round: Round) -> list[int]:
@@ -325,14 +329,6 @@ class Trees(Rules):
                 if 0 <= candidate < total:
                     shown[candidate] = token
         return shown
-
-    def _continues(self, record: Record, shown: list[int]) -> None:
-        """The extend before proposed the root's children, and was judged: they must be those very tokens."""
-        if record.request not in self._proposed or not shown:  # a round of no steps uses no proposal
-            return
-        topk, proposed = self._case.topk, self._proposed[record.request]
-        expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
-        self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
 
     def _scores(self, number: int, record: Record, replay: RequestReplay) -> None:
         """The scores of all candidates: products of probabilities, as numbers."""
