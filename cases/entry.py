@@ -47,8 +47,9 @@ __all__ = [
 ]
 
 
-def small_case(name: str, *requests: Request, sglang: SGLangSettings | None = None, **more: Any) -> Case:
-    """A case of the smallest model and the shortest chain, where `more`, other fields of Case, does not say otherwise."""
+def small_case(*requests: Request, name: str = "", sglang: SGLangSettings | None = None, **more: Any) -> Case:
+    """A case of the smallest model and the shortest chain, where `more`, other fields of Case, does not say otherwise. One
+    without a name gets that of its entry."""
     settings = EngineSettings(sglang=sglang or SGLangSettings())
     smallest: dict[str, Any] = {"model": "llama-tiny", "num_steps": 1, "engine": settings}
     return Case(name=name, requests=requests, **(smallest | more))
@@ -270,6 +271,9 @@ class Entry(Facts):
     view: View | None = None
 
     def __post_init__(self) -> None:
+        if not self.case.name:
+            name = f"pr-{self.id}" if self.id[0].isdigit() else self.id
+            object.__setattr__(self, "case", replace(self.case, name=name))
         if sum(part is not None for part in (self.revert, self.remedy, self.view)) != 1:
             raise ValueError(f"{self.id}: exactly one of revert, remedy and view tells its two sides apart")
         if bool(self.fixed) != (bool(self.last_bad) ^ bool(self.hidden)):

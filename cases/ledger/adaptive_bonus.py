@@ -24,7 +24,6 @@ ENTRY = Entry(
         f"# verify leaves int32, and its own kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
     ),
     case=small_case(
-        "adaptive-bonus",
         Request(id="a", prompt=(7,), max_new_tokens=3),  # a token of the prefill, and of two rounds
         sglang=SGLangSettings(adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,))))),
         exercises=("no_steps",),

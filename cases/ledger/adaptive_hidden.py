@@ -29,7 +29,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "adaptive-hidden",
         Request(
             id="a",
             prompt=(16, 48),

@@ -27,7 +27,6 @@ ENTRY = Entry(
         f"{_FULL}{_NO_ROWS}",
     ),
     case=small_case(
-        "adaptive-rejection",
         Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling()),
         sglang=SGLangSettings(
             rejection_sampling=True,

@@ -9,11 +9,10 @@ something else, and their output is wrong from there on. PR #23331 mended the sa
 from ..entry import Adaptive, Case, Entry, Request, SGLangSettings, Tier, small_case, small_patch
 
 
-def of_model(name: str, model: str) -> Case:
+def of_model(model: str) -> Case:
     """Two requests, and a round that is shorter than the longest."""
     tiers = (Tier(batch=1, steps=(1,)), Tier(batch=64, steps=(2,)))
     return small_case(
-        name,
         Request(id="a", prompt=(49,), max_new_tokens=2),
         Request(id="b", prompt=(49,), max_new_tokens=2),
         model=model,
@@ -36,5 +35,5 @@ ENTRY = Entry(
 # steps this one may be shorter.
 cache_steps=layer_cache.intermediate_ssm.shape[1],""",
     ),
-    case=of_model("adaptive-scan", "nemotron-h-nextn"),
+    case=of_model("nemotron-h-nextn"),
 )

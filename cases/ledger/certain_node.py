@@ -26,7 +26,6 @@ ENTRY = Entry(
         "top_scores_index = in_order[:, : num_draft_token - 1]",
     ),
     case=small_case(
-        "certain-node",
         Request(id="a", prompt=_PROMPT, max_new_tokens=2),
         model="deepseek-nextn-yarn",
         num_steps=3,

@@ -24,5 +24,5 @@ ENTRY = Entry(
         "False\n",
     ),
     on_cuda=OnCuda(hidden=IN_A_GRAPH),
-    case=small_case("chain-hidden", Request(id="a", prompt=(7,), max_new_tokens=2), model="llama-mtp-chain", num_steps=2),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), model="llama-mtp-chain", num_steps=2),
 )

@@ -35,11 +35,11 @@ self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
 # c reach into a fifth page, in a table of four. Two stores race for each first column, so which of c and d it hits differs; two
 # requests alone come out equal in some runs (docs/findings/context-end.md)
 _FOUR = small_case(
-    "context-end",
     Request(id="a", prompt=(71, 1, 60, 83, 66, 38, 69, 53, 90), max_new_tokens=5),
     Request(id="b", prompt=(5, 47, 75, 77, 2, 28, 65, 41), max_new_tokens=6),
     Request(id="c", prompt=(74, 25, 26, 94, 82, 25, 5), max_new_tokens=7),
     Request(id="d", prompt=(28, 10, 83, 58, 2, 17), max_new_tokens=8),
+    name="context-end",
     num_steps=5,
     page_size=4,
     exercises=("draft_decode", "batch", "batch_shrinks"),
@@ -77,7 +77,6 @@ READS = Entry(
     needs=_NEEDS,
     remedy=WIDER,
     case=small_case(
-        "context-end-reads",
         Request(id="a", prompt=(30, 75), max_new_tokens=12),
         num_steps=5,
         exercises=("draft_decode",),

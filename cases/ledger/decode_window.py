@@ -35,14 +35,13 @@ ENTRY = Entry(
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     case=small_case(
-        "decode-window",
         Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6),
         model="gemma-4-assistant-window",
     ),
     also=(
         small_case(
-            "decode-window-plain",
             Request(id="a", prompt=(73, 10, 62, 33, 4, 0, 18, 84, 75), max_new_tokens=8),
+            name="decode-window-plain",
             model="gpt-oss-eagle3",
             sglang=SGLangSettings(plain_decode=True),
         ),

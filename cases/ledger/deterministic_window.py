@@ -41,7 +41,6 @@ ENTRY = Entry(
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     case=small_case(
-        "deterministic-window",
         Request(id="a", prompt=(80, 48, 43, 79, 82, 50, 67, 64, 86, 20), max_new_tokens=2),
         model="gpt-oss-eagle3",
         sglang=SGLangSettings(deterministic=True),

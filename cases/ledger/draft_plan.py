@@ -16,9 +16,7 @@ from ..entry import Edit, EngineSettings, Entry, Needs, OnCuda, Patch, Request, 
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
 _FLASHMLA = "sglang.srt.layers.attention.flashmla_backend"
 
-_CASE = small_case(
-    "draft-plan", Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6), model="deepseek-nextn-wide", num_steps=5
-)
+_CASE = small_case(Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6), model="deepseek-nextn-wide", num_steps=5)
 
 _LISTS = Edit(  # with a graph the kernel's lists are what the host says of them
     target=f"{_FLASHINFER}.FlashInferMLAIndicesUpdaterDecode.call_begin_forward",
@@ -88,7 +86,6 @@ FLASHMLA = Entry(
     on_cuda=OnCuda(eager=Patch(name="drafts-among-the-rows-eagerly", edits=(_TOLD, _READS, _EAGER))),
     case=replace(
         _CASE,
-        name="draft-plan-flashmla",
         page_size=FLASHMLA_PAGE,
         engine=EngineSettings(sglang=replace(_CASE.engine.sglang, max_total_tokens=2048)),
     ),

@@ -24,7 +24,6 @@ layer.self_attn.attn.sliding_window_size = self._draft_window_size - 1""",
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     case=small_case(
-        "draft-window",
         Request(id="a", prompt=(70, 25, 64), max_new_tokens=2),
         model="llama-eagle3",
         sglang=SGLangSettings(draft_window=2),

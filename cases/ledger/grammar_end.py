@@ -23,5 +23,5 @@ ENTRY = Entry(
         hidden={"overlap": "the next launch has the grammar read the prefill's token before the request's end is looked for"}
     ),
     recorded="output.tokens",
-    case=small_case("grammar-end", Request(id="a", prompt=(7,), max_new_tokens=2, grammar=Grammar(rules=("()",)))),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2, grammar=Grammar(rules=("()",)))),
 )

@@ -28,7 +28,6 @@ ENTRY = Entry(
     needs=Needs(device="cuda", dtype="float32"),
     remedy=BY_DISTANCE,
     case=small_case(
-        "grammar-stride",
         Request(id="a", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("a",))),
         Request(id="b", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("(b)?",))),
         num_steps=2,

@@ -16,11 +16,10 @@ _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDra
 _TEMPERATURES, _TOP_KS = "forward_batch.sampling_info.temperatures,", "forward_batch.sampling_info.top_ks,"
 
 
-def _case(name: str, model: str, prompts: tuple[tuple[int, ...], ...], num_steps: int, new: int, seed: int = 0) -> Case:
+def _case(model: str, prompts: tuple[tuple[int, ...], ...], num_steps: int, new: int, seed: int = 0) -> Case:
     """Greedy requests, whose drafts have no clear best: few coins would draw all of them."""
     return small_case(
-        name,
-        *(tuple(Request(id="abcd"[number], prompt=prompt, max_new_tokens=new) for number, prompt in enumerate(prompts))),
+        *(Request(id="abcd"[number], prompt=prompt, max_new_tokens=new) for number, prompt in enumerate(prompts)),
         model=model,
         num_steps=num_steps,
         sglang=SGLangSettings(rejection_sampling=True, random_seed=seed),
@@ -62,9 +61,8 @@ DECODE = Entry(
     ),
     # two of these bugs are in one case there, so each is shown with the other fixed
     on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_PREFILL,), until="0.5.20", max_new_tokens=24),
-    case=_case(
-        "greedy-drafts-decode", "llama-tiny", ((7, 19),), 2, 4, seed=3
-    ),  # with it the draft after the prefill is the best
+    # with this seed the draft after the prefill is the best
+    case=_case("llama-tiny", ((7, 19),), 2, 4, seed=3),
 )
 
 PREFILL = Entry(
@@ -75,7 +73,7 @@ PREFILL = Entry(
     trigger="--speculative-use-rejection-sampling, and a greedy request",
     remedy=_PREFILL,
     on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_BEST,), until="0.5.20"),
-    case=_case("greedy-drafts-prefill", "llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
+    case=_case("llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
 )
 
 # The same in the drafts after a prefill, and where one graph has all layers and draws inside.
@@ -140,7 +138,7 @@ LAYERS = Entry(
         ),
     ),
     on_cuda=OnCuda(green=(_BEST,), red=(), until="0.5.20", one_graph=_LAYERS_IN_ONE_GRAPH),
-    case=_case("greedy-drafts-layers", "llama-mtp", ((12,), (85,), (65,)), 1, 2),
+    case=_case("llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 
 ENTRIES = (DECODE, PREFILL, LAYERS)

@@ -21,7 +21,6 @@ ENTRY = Entry(
     ),
     recorded="output.tokens",
     case=small_case(
-        "guidance-end",
         Request(id="a", prompt=(50,), max_new_tokens=3, grammar=Grammar(rules=("ab?",))),
         sglang=SGLangSettings(grammar_backend="llguidance"),
     ),

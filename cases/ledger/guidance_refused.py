@@ -26,5 +26,5 @@ ENTRY = Entry(
         "    self._check_err()\n"
         '    raise ValueError(f"the grammar does not allow token {token}")\n',
     ),
-    case=small_case("guidance-refused", replace(FORBIDDEN, max_new_tokens=2), engine=GUIDANCE, exercises=("impossible",)),
+    case=small_case(replace(FORBIDDEN, max_new_tokens=2), engine=GUIDANCE, exercises=("impossible",)),
 )

@@ -21,7 +21,6 @@ ENTRY = Entry(
         "if matcher.is_error():\n    raise ValueError(matcher.get_error())",
     ),
     case=small_case(
-        "guidance-rollback",
         Request(id="a", prompt=(90,), max_new_tokens=4, grammar=Grammar(kind="ebnf", rules=("(a|b)A|c(a|b)b|d(a|b)a",))),
         sglang=SGLangSettings(grammar_backend="llguidance"),
     ),

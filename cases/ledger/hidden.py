@@ -13,7 +13,7 @@ from typing import Any
 
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
-from ..entry import Case, Edit, Entry, Event, Patch, Request, small_patch
+from ..entry import Edit, Entry, Event, Patch, Request, small_case, small_patch
 
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _PREFILL = f"{_RESULTS}._append_prefill_hidden_states"
@@ -135,7 +135,7 @@ def _entry(
         trigger=trigger,
         remedy=remedy,
         within="shifted" if plain else DECLARED_VIEW,
-        case=Case(name=name, model=model, num_steps=1, requests=requests, **what),
+        case=small_case(*requests, model=model, **what),
     )
 
 

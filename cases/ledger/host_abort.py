@@ -25,7 +25,6 @@ ENTRY = Entry(
         f"        self.tree_cache.writing_check(write_back=True)\n{_LAST}",
     ),
     case=small_case(
-        "host-abort",
         Request(id="a", prompt=tuple(range(1, 38)), max_new_tokens=1),
         Request(id="b", prompt=tuple(range(38, 58)), max_new_tokens=3),
         num_steps=4,

@@ -22,7 +22,6 @@ ENTRY = Entry(
         "return is_nextn_mtp or is_dspark_dsv4 or len(draft_runners) > 1",
     ),
     case=small_case(
-        "host-layers",
         Request(id="a", prompt=tuple(range(1, 13)), max_new_tokens=1),
         Request(id="b", prompt=tuple(range(13, 68)), max_new_tokens=1, arrive=4),
         Request(id="c", prompt=tuple(range(1, 13)), max_new_tokens=1, arrive=8),

@@ -42,7 +42,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "hybrid-keys",
         Request(id="a", prompt=(*_SHARED, 70), max_new_tokens=1),
         Request(id="b", prompt=(*_SHARED, 80), max_new_tokens=2, arrive=4),
         model="qwen3-next-nextn",

@@ -41,6 +41,6 @@ ENTRY = Entry(
         _SCALE,
         f'logits.masked_fill_(logits.amax(-1, keepdim=True) == float("-inf"), 0.0)\n{_SCALE}',
     ),
-    case=small_case("impossible-sampler", replace(FORBIDDEN, sampling=_SAMPLED), engine=GUIDANCE, exercises=("impossible",)),
-    also=(small_case("impossible-sampler-2", _HELD_BACK, exercises=("impossible",)),),
+    case=small_case(replace(FORBIDDEN, sampling=_SAMPLED), engine=GUIDANCE, exercises=("impossible",)),
+    also=(small_case(_HELD_BACK, name="impossible-sampler-2", exercises=("impossible",)),),
 )

@@ -29,7 +29,6 @@ ENTRY = Entry(
         hidden=dict.fromkeys(("graphs", "overlap"), "graphs share one buffer, as wide as their largest batch needs"),
     ),
     case=small_case(
-        "indices-overflow",
         Request(id="a", prompt=(30, 75), max_new_tokens=12),
         num_steps=5,
         exercises=("draft_decode",),

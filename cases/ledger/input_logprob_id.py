@@ -34,5 +34,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=small_case("input-logprob-id", Request(id="a", prompt=(7, 95), max_new_tokens=1, logprobs=Logprobs(start=0))),
+    case=small_case(Request(id="a", prompt=(7, 95), max_new_tokens=1, logprobs=Logprobs(start=0))),
 )

@@ -29,7 +29,5 @@ ENTRY = Entry(
         # up to 0.5.13, of the v2 worker; the older one has them
         otherwise=(_apply("sglang.srt.speculative.eagle_info_v2.EagleVerifyInputV2Mixin.sample", "self"),),
     ),
-    case=small_case(
-        "logit-processor", Request(id="a", prompt=(7,), max_new_tokens=2, processor=Processor(kind="forbid", seed=2))
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2, processor=Processor(kind="forbid", seed=2))),
 )

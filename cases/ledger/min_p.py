@@ -23,5 +23,5 @@ ENTRY = Entry(
         "target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
         _CUT + "target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
     ),
-    case=small_case("min-p", Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling(temperature=3, min_p=1))),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling(temperature=3, min_p=1))),
 )

@@ -33,7 +33,6 @@ ENTRY = Entry(
     # its second row shows grammar-stride, too, which is mended on both sides
     on_cuda=OnCuda(green=(_READ_BEFORE, BY_DISTANCE), red=(BY_DISTANCE,), until="0.5.23"),
     case=small_case(
-        "mixed-grammar",
         Request(id="a", prompt=(49,), max_new_tokens=1, arrive=1),
         Request(id="b", prompt=(49,), max_new_tokens=2, grammar=Grammar(rules=("a",))),
         exercises=("mixed_step",),

@@ -36,7 +36,6 @@ ENTRY = Entry(
         otherwise=(_leave("if not running_batch.is_empty():", "extend_range.end"),),  # up to 0.5.21, which do not ask at all
     ),
     case=small_case(
-        "mixed-memory",
         Request(id="a", prompt=(2,) * 49, max_new_tokens=1, arrive=1),
         Request(id="b", prompt=(1,) * 8, max_new_tokens=4),
         num_steps=3,

@@ -41,7 +41,6 @@ ENTRY = Entry(
     ),
     # the model keeps a state after each 64 tokens; of the third chunk, 129 to 193, that after row 192, as the one after row 191
     case=small_case(
-        "mixed-state",
         Request(id="a", prompt=(1,), max_new_tokens=8),
         Request(id="b", prompt=(7, 5) * 97, max_new_tokens=1, arrive=1),
         model="qwen3-next-nextn",

@@ -54,7 +54,6 @@ def _entry(layers: int, model: str, prompt: tuple[int, ...], chunk: int) -> Entr
         loses=Loses("prompts longer than a chunk", layers=True, num_steps=layers),
         remedy=ALL_LAYERS,
         case=small_case(
-            f"multi-layer-chunk-tail-{layers}",
             Request(id="a", prompt=prompt, max_new_tokens=2),
             model=model,
             num_steps=layers,

@@ -76,7 +76,6 @@ def _entry(part: str, title: str, rule: str, beside: Mapping[str, Patch]) -> Ent
         revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         on_cuda=OnCuda(hidden=IN_A_GRAPH),
         case=small_case(
-            f"multi-layer-plan-{part}",
             # as many tokens as a round has rows: with the plan of fewer, rows of the output are never written, and say anything
             Request(id="a", prompt=(5, 60, 33), max_new_tokens=2),
             model="llama-mtp",

@@ -24,5 +24,5 @@ ENTRY = Entry(
         ),
     ),
     on_cuda=OnCuda(hidden={"overlap": "with overlap the scheduler does not hand the argument over"}),
-    case=small_case("multi-layer-pp-proxy", Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp"),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp"),
 )

@@ -81,7 +81,6 @@ PATH = _entry(
     "Move the accepted path to the front after a multi-layer draft as well",
     "commit.path",
     small_case(
-        "multi-layer-topk-path",
         Request(id="a", prompt=(7, 19, 3), max_new_tokens=5),
         model="llama-mtp",
         num_steps=2,
@@ -96,7 +95,6 @@ WINDOWS = _entry(
     "Move each request's window on by its own proposal",
     "draft.input_ids",
     small_case(
-        "multi-layer-topk-windows",
         Request(id="a", prompt=(7,), max_new_tokens=2),
         Request(id="b", prompt=(9,), max_new_tokens=2),
         model="llama-mtp",
@@ -124,7 +122,6 @@ PARENTS = Entry(
 (tree_info[2].size(0), self.topk),""",
     ),
     case=small_case(
-        "multi-layer-topk-parents",
         Request(id="a", prompt=(59,), max_new_tokens=5),
         model="llama-mtp",
         num_steps=3,

@@ -33,7 +33,6 @@ self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
         hidden=dict.fromkeys(("graphs", "overlap"), "graphs share one buffer, as wide as their largest batch needs"),
     ),
     case=small_case(
-        "overlap-context-end",
         Request(id="a", prompt=(78,), max_new_tokens=13),
         num_steps=5,
         exercises=("draft_decode", "accept_all"),

@@ -70,7 +70,7 @@ def _entry(number: str, title: str, rule: str, trigger: str, request: Request, *
         trigger=trigger,
         remedy=_REMEDY,
         recorded="which token a prefill may give depends on its logits" if number else "",
-        case=small_case(f"penalties{number}", request, events=events),
+        case=small_case(request, events=events),
     )
 
 

@@ -36,7 +36,6 @@ TAIL = _entry(
     rule="kernel.memory",
     trigger="--pp-size, and a request that a round with accepted drafts brings to the end of its context",
     case=_case(
-        "pipeline-tail",
         Request(id="a", prompt=(24, 27, 38, 48, 49, 0, 44), max_new_tokens=7),
         num_steps=4,
         exercises=("draft_decode", "accept_all"),
@@ -55,7 +54,7 @@ PAUSE = _entry(
     title="Have a pipeline look at a pause",
     rule="schedule.events",
     trigger="--pp-size, and a pause (/pause_generation)",
-    case=_case("pipeline-pause", Request(id="a", prompt=(7,), max_new_tokens=1), events=(Event(at=0, kind="pause"),)),
+    case=_case(Request(id="a", prompt=(7,), max_new_tokens=1), events=(Event(at=0, kind="pause"),)),
     remedy=small_patch(
         "a-pipeline-pauses",
         f"{_MIXIN}.event_loop_pp",
@@ -80,7 +79,7 @@ HIDDEN = _entry(
     title="Tell all stages the hidden states that a request asks for",
     rule="engine.crash",
     trigger="--pp-size, --enable-return-hidden-states, and a request that asks for hidden states",
-    case=_case("pipeline-hidden", Request(id="a", prompt=(7,), max_new_tokens=1, hidden_states="all")),
+    case=_case(Request(id="a", prompt=(7,), max_new_tokens=1, hidden_states="all")),
     remedy=Patch(
         name="states-go-round",
         edits=(
@@ -115,7 +114,6 @@ MIXED = _entry(
     rule="engine.crash",
     trigger="--pp-size, --enable-mixed-chunk, and a request that decodes beside a chunk in the middle of another's prompt",
     case=_case(
-        "pipeline-mixed",
         Request(id="a", prompt=(7, 8, 9, 10, 11), max_new_tokens=1, arrive=1),
         Request(id="b", prompt=(7,), max_new_tokens=3),
         chunks=(2, 2, 2),
@@ -139,7 +137,6 @@ EMPTY = _entry(
     trigger="--pp-size, --enable-mixed-chunk, log-probabilities, and a micro-batch of as many decoding requests as a chunk may "
     "have tokens",
     case=_case(
-        "pipeline-empty",
         Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
         Request(id="b", prompt=(7,), max_new_tokens=3, logprobs=Logprobs()),
         chunks=(1, 1, 1),
@@ -172,7 +169,6 @@ ZEROS = _entry(
     rule="verify.accept",
     trigger="--pp-size, topk > 1, and a request that samples",
     case=_case(
-        "pipeline-zeros",
         Request(id="a", prompt=(41,), max_new_tokens=2, sampling=Sampling(temperature=1.0, seed=696)),
         topk=2,
         num_draft_tokens=3,

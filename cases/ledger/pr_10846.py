@@ -34,7 +34,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "pr-10846",
         Request(id="a", prompt=(7, 19, 5), max_new_tokens=1),
         Request(id="b", prompt=(7, 19, 3), max_new_tokens=1, arrive=2),
         exercises=("radix_hit",),

@@ -32,5 +32,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=small_case("pr-22088", Request(id="a", prompt=(7,), max_new_tokens=2), sglang=SGLangSettings(update_weights="disk")),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), sglang=SGLangSettings(update_weights="disk")),
 )

@@ -113,7 +113,7 @@ def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad:
         trigger=trigger,
         loses=Loses("always", layers=True, num_steps=2),
         revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
-        case=small_case(f"pr-22954-{part}", Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp", num_steps=2),
+        case=small_case(Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp", num_steps=2),
     )
 
 

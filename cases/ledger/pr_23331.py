@@ -23,5 +23,5 @@ ENTRY = Entry(
         "cache_stride_steps = intermediate_states_buffer.stride(0) // (HV * K * V)",
         "cache_stride_steps = cache_steps",
     ),
-    case=adaptive_scan.of_model("pr-23331", "qwen3-next-nextn"),
+    case=adaptive_scan.of_model("qwen3-next-nextn"),
 )

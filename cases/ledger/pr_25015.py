@@ -16,5 +16,5 @@ ENTRY = Entry(
     trigger="num_steps >= 2 and a draft that uses positions; any topk, page size, batch",
     loses=Loses("always", layers=False, num_steps=2),
     revert=Patch(name="revert-25015", sglang_toggle=25015),
-    case=small_case("pr-25015", Request(id="a", prompt=(7,), max_new_tokens=2), num_steps=2, exercises=("draft_decode",)),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), num_steps=2, exercises=("draft_decode",)),
 )

@@ -17,14 +17,13 @@ ENTRY = Entry(
     loses=Loses("prompts longer than a chunk", layers=False),
     revert=Patch(name="revert-26329", sglang_toggle=26329),
     case=small_case(
-        "pr-26329",
         Request(id="a", prompt=(7, 19, 3), max_new_tokens=2),
         chunked_prefill_size=2,
         exercises=("chunked_prefill", "chunk_tail_differs"),
     ),
     claim=small_case(
-        "claim",
         Request(id="a", prompt=(7, 19, 3, 5, 11, 2, 9, 4, 8, 1, 6, 12), max_new_tokens=40),
+        name="claim",
         num_steps=3,
         chunked_prefill_size=2,
     ),

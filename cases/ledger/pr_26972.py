@@ -26,7 +26,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "pr-26972",
         Request(id="a", prompt=(7,), max_new_tokens=2),
         topk=2,
         num_draft_tokens=2,

@@ -64,16 +64,13 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
     )
 
 
-def _one(part: str) -> Case:
-    """The second of the root's two children is accepted: node 2, whose place is node 1's."""
-    return small_case(
-        f"pr-26997-{part}",
-        Request(id="a", prompt=(7,), max_new_tokens=4),
-        topk=2,
-        num_draft_tokens=3,
-        exercises=("tree", "path_not_in_front"),
-    )
-
+# The second of the root's two children is accepted: node 2, whose place is node 1's.
+_ONE = small_case(
+    Request(id="a", prompt=(7,), max_new_tokens=4),
+    topk=2,
+    num_draft_tokens=3,
+    exercises=("tree", "path_not_in_front"),
+)
 
 KV = _entry(
     "kv",
@@ -84,7 +81,7 @@ KV = _entry(
         replacement="(lambda *_: None)(",
     ),
     "commit.path",
-    _one("kv"),
+    _ONE,
 )
 TOKENS = _entry(
     "tokens",
@@ -95,7 +92,7 @@ TOKENS = _entry(
         replacement="    _compact_accept_to_front(",
     ),
     "commit.path",
-    _one("tokens"),
+    _ONE,
 )
 HIDDEN = _entry(
     "hidden",
@@ -106,7 +103,7 @@ HIDDEN = _entry(
         replacement="_compact_accept_to_front(",
     ),
     "commit.path",
-    _one("hidden"),
+    _ONE,
 )
 BONUS = _entry(
     "bonus",
@@ -114,7 +111,6 @@ BONUS = _entry(
     _STRIDE,
     "verify.accept",
     small_case(
-        "pr-26997-bonus",
         Request(id="a", prompt=(17,), max_new_tokens=3),
         Request(id="b", prompt=(72,), max_new_tokens=3),
         num_steps=2,

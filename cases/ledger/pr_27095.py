@@ -33,5 +33,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=small_case("pr-27095", Request(id="a", prompt=(49,), max_new_tokens=2), model="qwen3-next-nextn"),
+    case=small_case(Request(id="a", prompt=(49,), max_new_tokens=2), model="qwen3-next-nextn"),
 )

@@ -25,7 +25,6 @@ ENTRY = Entry(
         "pass",
     ),
     case=small_case(
-        "pr-29354",
         Request(id="a", prompt=_SHARED, max_new_tokens=1),
         Request(id="b", prompt=(20, 21, 22, 23), max_new_tokens=4, arrive=2),  # takes what is left, and then a's
         Request(id="c", prompt=_SHARED, max_new_tokens=1, arrive=3),

@@ -38,5 +38,5 @@ new_accepted_tokens = self.output_ids[-new_accepted_len:]
 """,
     ),
     on_cuda=OnCuda(green=(STOP_FIRST,), red=(), until="0.5.17"),
-    case=small_case("pr-33758", Request(id="a", prompt=(3,), max_new_tokens=3, stop=(43,)), exercises=("accept_all",)),
+    case=small_case(Request(id="a", prompt=(3,), max_new_tokens=3, stop=(43,)), exercises=("accept_all",)),
 )

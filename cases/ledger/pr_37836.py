@@ -23,7 +23,6 @@ ENTRY = Entry(
         "is_mamba2 = False",
     ),
     case=small_case(
-        "pr-37836",
         # a chunk has 16 rows: the batch has three, where its requests would have one, two and one
         Request(id="a", prompt=(0,), max_new_tokens=1),
         Request(id="b", prompt=tuple(range(20, 37)), max_new_tokens=1),

@@ -17,7 +17,6 @@ ENTRY = Entry(
     loses=Loses("always", layers=False, tree=True, num_steps=3),
     view="true_tree",
     case=small_case(
-        "pr-8409",
         Request(id="a", prompt=(0,), max_new_tokens=2),
         num_steps=3,
         topk=2,

@@ -32,7 +32,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "prefill-graph",
         # of fewer than half of the tokens that a graph is for, SGLang replays none
         Request(id="a", prompt=(30, 75, 12, 8, 51, 64, 3, 27, 90, 46), max_new_tokens=2),
         model="qwen3-next-nextn",

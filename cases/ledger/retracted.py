@@ -31,12 +31,12 @@ _SENDS_TOKENS = {
 }
 
 
-def _case(name: str, *, logprobs: Logprobs | None = None, stream: bool = False) -> Case:
+def _case(*, logprobs: Logprobs | None = None, stream: bool = False) -> Case:
     requests = (
         Request(id="a", prompt=_FIRST, max_new_tokens=2, logprobs=logprobs, stream=stream),
         Request(id="b", prompt=_SECOND, max_new_tokens=2, logprobs=logprobs, stream=stream),
     )
-    return small_case(name, *requests, num_steps=2, exercises=("retraction",), sglang=SGLangSettings(max_total_tokens=64))
+    return small_case(*requests, num_steps=2, exercises=("retraction",), sglang=SGLangSettings(max_total_tokens=64))
 
 
 LOGPROBS = Entry(
@@ -51,7 +51,7 @@ LOGPROBS = Entry(
         otherwise=(Edit(target=f"{_MIXIN}.{_PREFILL}", **_ADVANCES),),  # up to 0.5.12.post1
     ),
     needs=Needs(overlap=True),
-    case=_case("retracted-logprobs", logprobs=Logprobs(start=0)),
+    case=_case(logprobs=Logprobs(start=0)),
 )
 
 STREAM = Entry(
@@ -77,7 +77,7 @@ STREAM = Entry(
         ),
     ),
     needs=Needs(overlap=True),
-    case=_case("retracted-stream", stream=True),
+    case=_case(stream=True),
 )
 
 ENTRIES = (LOGPROBS, STREAM)

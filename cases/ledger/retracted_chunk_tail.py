@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ..entry import Entry, Event, Grammar, Loses, Penalties, Request, Sampling, SGLangSettings, small_case, small_patch
 
 _CASE = small_case(
-    "retracted-chunk-tail",
     Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),
+    name="retracted-chunk-tail",
     chunks=(64, 2),
     events=(Event(at=2, kind="retract"),),
     exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),

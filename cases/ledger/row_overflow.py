@@ -35,7 +35,6 @@ ENTRY = Entry(
         ),
     ),
     case=small_case(
-        "row-overflow",
         Request(id="a", prompt=(7, 3, 5, 11, 2, 9, 4, 8, 1), max_new_tokens=5),
         Request(id="b", prompt=(9,), max_new_tokens=5),
         num_steps=2,

@@ -33,7 +33,7 @@ _ON_ITS_OWN = "({0}.session is not None and {0}.session.session_id in self.tree_
 _SETTINGS = SGLangSettings(radix_cache=True)
 _FIRST = Request(id="a", prompt=(1, 2, 3), max_new_tokens=2, session="s")
 _NEXT = Request(id="b", prompt=(4,), max_new_tokens=2, session="s")
-_CASE = small_case("session-last-token", _FIRST, _NEXT, exercises=("session_goes_on",), sglang=_SETTINGS)
+_CASE = small_case(_FIRST, _NEXT, exercises=("session_goes_on",), sglang=_SETTINGS)
 
 LAST_TOKEN = Entry(
     id="session-last-token",
@@ -90,7 +90,6 @@ RETRACTED = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-retracted",
         requests=(replace(_FIRST, max_new_tokens=8), _NEXT),
         events=(Event(at=2, kind="abort", request="a"), Event(at=2, kind="retract")),
         exercises=("session_after_abort",),
@@ -118,7 +117,6 @@ WAITING = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-retracted-2",
         requests=(replace(_FIRST, max_new_tokens=8), replace(_NEXT, arrive=6)),
         events=(
             Event(at=1, kind="pause"),
@@ -178,7 +176,6 @@ FULL = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-full",
         requests=(replace(_FIRST, max_new_tokens=1), replace(_NEXT, max_new_tokens=1)),
         exercises=(),
         engine=EngineSettings(sglang=replace(_SETTINGS, max_running_requests=1)),
@@ -211,7 +208,6 @@ ADAPTER = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-adapter",
         requests=(replace(_FIRST, adapter=Adapter()), _NEXT),
         exercises=(),
     ),
@@ -238,7 +234,6 @@ HIDDEN = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-hidden",
         requests=(Request(id="a", prompt=(49,), max_new_tokens=2, hidden_states="last", session="s"),),
         exercises=(),
     ),

@@ -112,7 +112,7 @@ SHIFT = Entry(
     trigger="STANDALONE, and a draft that leans on the first token",
     remedy=AS_TRAINED,
     on_cuda=OnCuda(triton_alone="its candidate fix gives the Triton backend one step more, and no other"),
-    case=small_case("standalone-shift", Request(id="a", prompt=(7,), max_new_tokens=2), model="llama-standalone"),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), model="llama-standalone"),
 )
 
 PAIRS = Entry(
@@ -124,7 +124,6 @@ PAIRS = Entry(
     remedy=KEYS,
     within="shifted",
     case=small_case(
-        "standalone-keys",
         Request(id="a", prompt=(7, 19, 3), max_new_tokens=1),
         Request(id="b", prompt=(7, 19, 5), max_new_tokens=2, arrive=4),
         model="llama-standalone",
@@ -153,7 +152,6 @@ STATES = Entry(
         "if self.hidden_states is None or spec_info.hidden_states is None:\n    self.hidden_states = None\nelse:",
     ),
     case=small_case(
-        "standalone-states",
         Request(id="a", prompt=(0, 1, 47, 74, 54, 8, 18, 29, 29), max_new_tokens=5),
         Request(id="c", prompt=(35, 70, 0, 22, 7, 53, 35, 46, 4, 40, 21, 50, 39, 53, 2, 69), max_new_tokens=8),
         Request(id="d", prompt=_LONG, max_new_tokens=5, arrive=2),

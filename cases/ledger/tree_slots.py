@@ -21,7 +21,6 @@ ENTRY = Entry(
         "o, softmax_lse, *rest = result\nk_rope_cache, c_kv_cache = paged_view(k_rope, 1), paged_view(c_kv, 1)\no_expand",
     ),
     case=small_case(
-        "tree-slots",
         Request(id="a", prompt=(29, 47, 48), max_new_tokens=5),
         model="deepseek-nextn-wide",
         num_steps=2,

@@ -54,7 +54,6 @@ ENTRY = Entry(
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     recorded="what a node attends to is in its row and its logits alone",
     case=small_case(
-        "tree-window",
         Request(id="a", prompt=(49, 53, 5, 33, 65), max_new_tokens=5),
         model="gpt-oss-eagle3",
         num_steps=3,

@@ -23,7 +23,6 @@ ENTRY = Entry(
     ),
     recorded="a request is recorded once its prompt was read to the end, which this one's never is",
     case=small_case(
-        "two-chunked",
         Request(id="a", prompt=(7,), max_new_tokens=2),
         Request(id="b", prompt=(7, 5, 3), max_new_tokens=1, arrive=1, stop=(1,)),
         Request(id="c", prompt=(7, 5), max_new_tokens=1, arrive=1),
