@@ -8,7 +8,6 @@ configuration, since another configuration costs another engine.
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from random import Random
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -237,26 +236,6 @@ VALUES: dict[str, tuple[Any, ...]] = {one.name: one.metadata["values"] for one i
 DRAWN = {one.name: one.metadata["drawn"] for one in fields(Focus) if one.metadata["drawn"] < len(VALUES[one.name])}
 # Fields that SGLang's settings have under the same name and with the same value
 _SETTINGS = {*VALUES} & {*SGLangSettings.__struct_fields__} - {"max_total_tokens", "adaptive"}
-
-
-def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
-    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share. Chains and
-    trees take turns, so that a search of a few blocks has both.
-
-    widest: the largest topk. held: fields that are what they are said to be, whatever the seed.
-    """
-    random = Random(seed)
-    drawn = Focus(
-        model=random.choice(MODELS),
-        num_steps=random.choice(NUM_STEPS),
-        topk=min(widest, random.choice(TOPKS[1:])) if seed % 2 else TOPKS[0],
-        tree_size=random.choice(TREE_SIZES),
-        page_size=random.choice((1, 1, 4, 4, 16)),
-        radix_cache=random.random() < 0.6,
-        max_total_tokens=random.choice((512, 512, 96, 128)),
-        max_running_requests=random.choice((8, 8, 8, 2)),
-    )
-    return _possible(replace(drawn, **held), held)
 
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
