@@ -36,24 +36,12 @@ _WAITING = 4096
 
 # The phase in which what a record holds was made. A forward and what it left have the same.
 PHASE_OF: dict[str, Phase] = {
-    "iteration": "iteration",
-    "batch": "iteration",
-    "target.extend": "target.extend",
-    "draft.extend": "draft.extend",
+    **{phase: phase for phase in get_args(Phase)},
+    **dict.fromkeys(("batch", "fed", "read", "pool"), "iteration"),
+    **dict.fromkeys(("draft.decode", "steps"), "draft"),
+    **dict.fromkeys(("cached", "flushed"), "finished"),
     "prefill": "draft.extend",
-    "draft.decode": "draft",
-    "draft": "draft",
-    "target.verify": "target.verify",
-    "verify": "verify",
-    "draft.extend_decode": "draft.extend_decode",
     "extend": "draft.extend_decode",
-    "finished": "finished",
-    "cached": "finished",
-    "flushed": "finished",
-    "steps": "draft",
-    "fed": "iteration",
-    "read": "iteration",
-    "pool": "iteration",
 }
 
 

@@ -352,15 +352,13 @@ def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int]
     if trace.header.records[number].numbers.get("undrafted"):
         return _undrafted_round(case, replay, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
-    unseen = not model.numbers and not consumed  # of a server in graphs
-    if model.mtp_layers or unseen:  # no frontier was ever consumed
-        return Round(
-            case.num_steps, case.verify_nodes, committed, replay.tokens[-1], drafted, selected, expanded, [], committed
-        )
-    if len(consumed) != len(expanded):
+    proposed: list[int] = []
+    if model.mtp_layers or not (model.numbers or consumed):  # no frontier was ever consumed, or that of a server in graphs
+        consumed = []
+    elif len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
-    shown = "candidate_tokens" in trace.header.records[number].tensors
-    proposed = trace.integers(number, "candidate_tokens") if shown else []
+    elif "candidate_tokens" in trace.header.records[number].tensors:
+        proposed = trace.integers(number, "candidate_tokens")
     sizes = (case.num_steps, case.verify_nodes)
     return Round(*sizes, committed, replay.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
 
