@@ -200,7 +200,7 @@ def _poison(actual: Array, parts: int) -> str:
 def _rows(context: DivergenceContext, stored: bool) -> Iterator[tuple[_Row, Array]]:
     """Every row that anybody has: of the reference first, then as the worker left it."""
     for name, replay in context.replays.items():
-        yield from _stored_of(name, replay) if stored else _states_of(name, replay)
+        yield from _of_reference(name, replay, stored)
     for number, record in _before(context):
         if record.request:
             yield from _recorded_rows(context.trace, number, record, stored)
@@ -215,29 +215,24 @@ def _before(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
         yield number, record
 
 
-def _states_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
-    of = f"of request {name}"
-    for rows, what in ((replay.target_rows, "the target's state h[{}]"), (replay.draft_rows, "the draft's state")):
-        for i, state in enumerate(() if rows is None else rows.hidden):
-            yield _Row(f"row {i} {of}, {what.format(i)}", name, i), state
-    for round, growth in enumerate(replay.growths):
-        first = replay.rounds[round].committed
-        for step, states in enumerate(growth.handed_on):
-            for branch, state in enumerate(states):
-                at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(states) > 1 else "")
-                yield _Row(f"row {first + step} {of}, the draft's state of {at}", name, first + step), state
-
-
-def _stored_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
-    for part, rows in replay.stored.items():
+def _of_reference(name: str, replay: RequestReplay, stored: bool) -> Iterator[tuple[_Row, Array]]:
+    of, states = (
+        f"of request {name}",
+        ((replay.target_rows, "the target's state h[{}]"), (replay.draft_rows, "the draft's state")),
+    )
+    committed = [(rows.hidden, what) for rows, what in states if rows is not None]
+    if stored:
+        committed = [(rows, f"as the {part} stores it") for part, rows in replay.stored.items()]
+    for rows, what in committed:
         for i, row in enumerate(rows):
-            yield _Row(f"row {i} of request {name}, as the {part} stores it", name, i), row
+            yield _Row(f"row {i} {of}, {what.format(i)}", name, i), row
     for round, growth in enumerate(replay.growths):
         first = replay.rounds[round].committed
-        for step, rows in enumerate(growth.scratch):
+        for step, rows in enumerate(growth.scratch if stored else growth.handed_on):
             for branch, row in enumerate(rows):
                 at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(rows) > 1 else "")
-                yield _Row(f"row {first + step} of request {name}, as {at} stores it", name, first + step), row
+                what = f"as {at} stores it" if stored else f"the draft's state of {at}"
+                yield _Row(f"row {first + step} {of}, {what}", name, first + step), row
 
 
 _STATES = ("hidden_in", "hidden_out", "path_hidden")

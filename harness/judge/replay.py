@@ -435,9 +435,8 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         return
     rounds = [(n, replay, round) for n, replay in enumerate(pack) for round in replay.rounds]
     ordinals = [(replay.name, number) for replay in pack for number in range(len(replay.rounds))]
-    at_once, settings = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), case.engine.sglang
-    # draft decode reads all of the committed rows if the head has a window of its own
-    reads = Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
+    at_once, reads = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), _read_by_draft_decode(case)
+    tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
         steps = (len(some), case.most_steps - 1, case.topk)
@@ -445,7 +444,6 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         frontier = np.array(consumed_there, np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
         expanded = _of_their_depth(case, np.array(expanded_there, np.int64).reshape(steps))
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
-        tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
         by_step: Head | list[Head] = plain
         if routed is not None:
@@ -466,6 +464,12 @@ def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
         return round.frontier, round.expanded
     steps = case.most_steps - 1
     return (round.frontier + [0] * steps)[:steps], list(range(steps))
+
+
+def _read_by_draft_decode(case: Case) -> Recent:
+    """What draft decode reads of the committed rows: all, if the head has a window of its own."""
+    settings = case.engine.sglang
+    return Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:

@@ -277,7 +277,7 @@ def test_the_columns_that_the_kernels_list_are_these_rows(committed: int) -> Non
 def test_a_step_sees_the_rows_of_its_own_round_and_no_more_of_the_prefix() -> None:
     """The head is run over the rows that are read and nothing else, as if no other row had ever been there."""
     recipe, pair = RECIPES["llama-tiny"], model_pair("llama-tiny")
-    head = pair.reference_head(recipe)
+    head = pair.reference_heads(recipe)[0]
     tokens = torch.arange(3, 16)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     chain = draft_chain(head, tokens, hidden, 3, reads=READS)
@@ -296,7 +296,7 @@ def test_a_step_sees_the_rows_of_its_own_round_and_no_more_of_the_prefix() -> No
 @pytest.mark.parametrize("topk", [1, 3])
 def test_all_rounds_at_once_read_what_one_at_a_time_does(topk: int) -> None:
     recipe, pair = RECIPES["llama-tiny"], model_pair("llama-tiny")
-    head, tokens = pair.reference_head(recipe), torch.arange(5, 18)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(5, 18)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     rows = committed_side_by_side(head, [tokens], hidden[:-1])
     ends = (4, 9, len(tokens) - 1)

@@ -120,11 +120,7 @@ class KeptRows(Rules):
         if before == start and name in self._fresh and name not in self._reach:
             self._live(record)
         else:
-            # rows of the longest prefix that the cache had when it was looked up, but for what a window sees, if that ends
-            # behind the hit
-            known = tokens_at_lookup(self._replays[name], number, record)
-            rows = min(self._reach.pop(name, 0), self._rows.looked_up(name, known)) // self._page * self._page
-            self._branch[name] = rows if rows > start else 0
+            self._branch[name] = self._parting(name, tokens_at_lookup(self._replays[name], number, record), start)
         self._fresh.add(name)
         kept = self._put(name, end)
         self._chunk[name] = end, kept
@@ -135,6 +131,12 @@ class KeptRows(Rules):
     def _is_promised(self, record: Record) -> bool:
         """Whether the prefix cache is promised rows of this request: not of one whose rows a session keeps."""
         return self._on and not self._sessions.keeps_rows_of(record.request)
+
+    def _parting(self, name: str, known: int, start: int) -> int:
+        """Rows of the longest prefix of a request with so many tokens that the cache had when it was looked up, but for what a
+        window sees: it ends behind the hit, at `start`. 0: it does not."""
+        rows = min(self._reach.pop(name, 0), self._rows.looked_up(name, known)) // self._page * self._page
+        return rows if rows > start else 0
 
     def _put(self, name: str, end: int) -> int:
         """Rows that the cache is given when a chunk ends there. SGLang first gives it the window's rows of a prefix that it has
