@@ -35,16 +35,6 @@ from .cached_rows import carry, pairs_of
 # was fed a draft and never repaired.
 
 
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """The first rows of one layer, which were there already: what they must have consumed, and what they did. Both are alike
-    for a row of which that is not known."""
-
-    layer: int
-    expected: list[int]
-    consumed: list[int]
-
-
 class FedTokens:
     """By layer: slot -> the token that its row consumed; slots whose row was fed a draft are left out."""
 
@@ -71,8 +61,9 @@ class FedTokens:
             else:
                 self._tokens[layer][slot] = token
 
-    def reused_rows(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[Reused]:
-        """The first `count` rows of a request whose tokens these are."""
+    def reused_rows(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Of each layer the first `count` rows of a request whose tokens these are, which were there already: what they must
+        have consumed, and what they did. Both are alike for a row of which that is not known."""
         ends = self._ends(table[:count])
         found = []
         for layer, fed in enumerate(self._tokens):
@@ -81,7 +72,7 @@ class FedTokens:
                 token = tokens[row + 1 + layer]
                 expected.append(token)
                 consumed.append(fed.get(table[row], token) if row + 1 + layer <= end else token)
-            found.append(Reused(layer, expected, consumed))
+            found.append((expected, consumed))
         return found
 
     def _ends(self, slots: Sequence[int]) -> list[int]:
@@ -200,7 +191,7 @@ class Layers(Rules):
         self.parts = model.drafts[: self._case.num_steps]
         self._book = LayerRowStore(self.parts, self._heads)
         self._fed = FedTokens(len(self.parts))
-        self._reused: dict[int, list[Reused]] = {}  # by the number of a prefill record
+        self._reused: dict[int, list[tuple[list[int], list[int]]]] = {}  # by the number of a prefill record
         self._states = {request.id: LayerState() for request in self._case.requests}
         for number, record in enumerate(self._records):
             if record.stage == "cached":
@@ -315,9 +306,11 @@ class Layers(Rules):
     def check_extend(self, number: int, record: Record) -> None:
         """The rows that were taken over, the stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
-        for reused in self._reused.get(number, ()):  # of the prefix cache, or of an earlier chunk
-            place, rows = self._place(record, layer=reused.layer), "token consumed by what was there already, row"
-            self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, rows, 0)
+        for layer, (expected, consumed) in enumerate(
+            self._reused.get(number, ())
+        ):  # of the prefix cache, or of an earlier chunk
+            place, rows = self._place(record, layer=layer), "token consumed by what was there already, row"
+            self._compare.integers(place, "draft.kv", expected, consumed, rows, 0)
         extend = state.extends.get(record.key)
         if extend is None:  # no token is told behind its rows
             return
