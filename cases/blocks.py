@@ -29,13 +29,8 @@ from eagletwin.reference.sizes import reserved_slots
 
 from .sample_cases import find_cases
 from .strategies import (
-    DRAFT_WINDOWS,
     DRAWN,
-    GRAMMAR_BACKENDS,
-    HOST_POLICIES,
     LARGE,
-    LORA_BACKENDS,
-    LORA_LIMITS,
     NUM_STEPS,
     PAGE_SIZES,
     POOL_SIZES,
@@ -502,7 +497,7 @@ def _draw_block(
     if recipe.target.states:  # smaller cases would lose the cache of states, and no case were of this configuration
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
-        focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
+        focus = replace(focus, draft_window=random.choice(VALUES["draft_window"][1:]))
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
     if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
         sampling = None
@@ -526,7 +521,7 @@ def _add_prerequisites(
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((64, 96, 128)),
-            "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
+            "host_policy": random.choice((*VALUES["host_policy"], *VALUES["host_policy"][::2])),
         }
         held = {"radix_cache": True, **drawn_with, **held}
     if held.get("plain_decode") and not asks:  # without one of these it has nothing that verify does in another way
@@ -535,12 +530,12 @@ def _add_prerequisites(
         held = {"radix_cache": True, **held}
     if ADAPTER in asks:
         held = {
-            "max_loras_per_batch": random.choice(LORA_LIMITS),
-            "lora_backend": random.choice(LORA_BACKENDS),
+            "max_loras_per_batch": random.choice(VALUES["max_loras_per_batch"]),
+            "lora_backend": random.choice(VALUES["lora_backend"]),
             **held,
         }
     if "grammar" in asks and guided.random() < _GUIDED:
-        held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
+        held = {"grammar_backend": VALUES["grammar_backend"][1], **held}
     return held, asks
 
 

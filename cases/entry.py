@@ -2,14 +2,62 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.case import (
+    Adapter,
+    Adaptive,
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    Grammar,
+    Logprobs,
+    Penalties,
+    Processor,
+    Request,
+    Sampling,
+    SGLangSettings,
+    Tier,
+)
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+
+# What the files of the ledger take from here besides the classes below.
+__all__ = [
+    "Adapter",
+    "Adaptive",
+    "Bias",
+    "Case",
+    "Edit",
+    "EngineSettings",
+    "Event",
+    "Grammar",
+    "Logprobs",
+    "Patch",
+    "Penalties",
+    "Processor",
+    "Request",
+    "SGLangSettings",
+    "Sampling",
+    "Tier",
+]
+
+
+def small_case(*requests: Request, name: str = "", sglang: SGLangSettings | None = None, **more: Any) -> Case:
+    """A case of the smallest model and the shortest chain, where `more`, other fields of Case, does not say otherwise. One
+    without a name gets that of its entry."""
+    settings = EngineSettings(sglang=sglang or SGLangSettings())
+    smallest: dict[str, Any] = {"model": "llama-tiny", "num_steps": 1, "engine": settings}
+    return Case(name=name, requests=requests, **(smallest | more))
+
+
+def small_patch(name: str, target: str, match: str, replacement: str) -> Patch:
+    """A patch of one edit."""
+    return Patch(name=name, edits=(Edit(target=target, match=match, replacement=replacement),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +131,7 @@ class Facts:
     id        the number of the pull request that fixed it, with the part of it that is meant; a live one that has none: a word
     rule      the rule that it breaks
     buggy     releases that have the bug: "FIRST - LAST", "FIRST -" for a live bug, "before OLDEST" for one that no release here
-              has; fixed: the first release without it, or "" for a live bug
+              has; fixed: the first release without it, "" for a live bug
     last_bad  the last release before `fixed`, if the bug can be shown there; else `hidden` says why it cannot
     trigger   what a run needs for the bug to matter
     loses     how it shows in the acceptance of a server; None: it shows in the output, or in a crash, or in nothing
@@ -93,8 +141,8 @@ class Facts:
     title: str
     rule: str
     buggy: str
-    fixed: str
     trigger: str
+    fixed: str = ""
     last_bad: str = ""
     hidden: str = ""
     loses: Loses | None = None
@@ -223,6 +271,9 @@ class Entry(Facts):
     view: View | None = None
 
     def __post_init__(self) -> None:
+        if not self.case.name:
+            name = f"pr-{self.id}" if self.id[0].isdigit() else self.id
+            object.__setattr__(self, "case", replace(self.case, name=name))
         if sum(part is not None for part in (self.revert, self.remedy, self.view)) != 1:
             raise ValueError(f"{self.id}: exactly one of revert, remedy and view tells its two sides apart")
         if bool(self.fixed) != (bool(self.last_bad) ^ bool(self.hidden)):

@@ -65,28 +65,9 @@ def register() -> None:
     settings.register_profile(PREFIX + "repro", common, phases=(Phase.explicit, Phase.reuse), database=database)
 
 
-# A list of generated cases, for what runs a fixed number of them: campaigns. Searches draw as they go.
-#
-# One of the list can be made smaller later: Hypothesis draws the same list again, and shrinks from there.
+# A list of generated cases. One of it can be made smaller later: Hypothesis draws the same list again, and shrinks from there.
 
 _OF = 4  # of so many drawings one at least is expected to fit: of requests that may ask for much, many ask for something less
-
-
-def draw_cases(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
-    """`count` different cases, the same for the same seed."""
-    found: list[Case] = []
-
-    @hypothesis.seed(seed)
-    @_settings(2 * count, Phase.generate)
-    @hypothesis.given(strategy)
-    def draw(case: Case) -> None:
-        if case not in found:
-            found.append(case)
-
-    with _from_the_seed_alone():
-        draw()
-    # Hypothesis begins with the simplest; these are spread over all that it drew
-    return found[:: max(1, len(found) // count)][:count]
 
 
 class _Enough(BaseException):
@@ -98,7 +79,7 @@ def find_cases(strategy: SearchStrategy[Case], count: int, seed: int, fits: Call
     found: list[Case] = []
 
     @hypothesis.seed(seed)
-    @_settings(_OF * count, Phase.generate)
+    @settings_of_draws(_OF * count, Phase.generate)
     @hypothesis.given(strategy)
     def draw(case: Case) -> None:
         if fits(case) and case not in found:
@@ -106,7 +87,7 @@ def find_cases(strategy: SearchStrategy[Case], count: int, seed: int, fits: Call
             if len(found) == count:
                 raise _Enough
 
-    with _from_the_seed_alone(), contextlib.suppress(_Enough):
+    with from_the_seed_alone(), contextlib.suppress(_Enough):
         draw()
     return found
 
@@ -126,7 +107,7 @@ def shrink(
     begun = False
 
     @hypothesis.seed(seed)
-    @_settings(_OF * count, Phase.generate, Phase.shrink)
+    @settings_of_draws(_OF * count, Phase.generate, Phase.shrink)
     @hypothesis.given(strategy)
     def look(case: Case) -> None:
         nonlocal begun
@@ -135,11 +116,11 @@ def shrink(
         if shown:
             raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised
 
-    with _from_the_seed_alone(), contextlib.suppress(_Shown):
+    with from_the_seed_alone(), contextlib.suppress(_Shown):
         look()
 
 
-def _settings(examples: int, *phases: Phase) -> settings:
+def settings_of_draws(examples: int, *phases: Phase) -> settings:
     return settings(
         max_examples=examples,
         phases=phases,
@@ -152,7 +133,7 @@ def _settings(examples: int, *phases: Phase) -> settings:
 
 
 @contextlib.contextmanager
-def _from_the_seed_alone() -> Iterator[None]:
+def from_the_seed_alone() -> Iterator[None]:
     draw_from_seeds_alone()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)

@@ -7,8 +7,7 @@ configuration, since another configuration costs another engine.
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from random import Random
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -114,28 +113,10 @@ PAGE_SIZES = (1, 4, 16)
 CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent
 POOL_SIZES = (512, 96, 128)  # slots, for chains; the small ones run out
 MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what SGLang recommends at most; the case itself may ask for more
-BATCH_LIMITS = (8, 2)
 TREE_SIZES = (0, 1, 2, 3, 4)
 SMALL_TREE = -1  # fewer nodes than the longest path has: drawn only where it is asked for, as a live bug shows in all of them
-# Drawn only where they are asked for: near the end of a context live bugs show (row-overflow, indices-overflow); 0: the model's
-CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
-# Of draft decode; drawn only where they are asked for, as each is a worker of its own
-DRAFT_WINDOWS = (0, 8, 4, 2)
-DRAFT_SINKS = (0, 1, 3)
-# Of a hierarchical cache, slots of the host; drawn only where they are asked for, as each is a worker of its own
-HOST_SLOTS = (0, 256, 96, 48)
-HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
-# Of cases with adapters: how many may be in one batch, and what applies them
-LORA_LIMITS = (8, 2, 1)
-LORA_BACKENDS: tuple[LoraBackend, ...] = get_args(LoraBackend)
-# Drawn with requests that have grammars
-GRAMMAR_BACKENDS: tuple[GrammarBackend, ...] = get_args(GrammarBackend)
-# New ones each need an engine of their own; only where they are asked for
-WEIGHT_UPDATES: tuple[Literal["", WeightPath], ...] = ("", *get_args(WeightPath))
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
-# Drawn only where they are asked for: with what part of the target's probability a draft token is accepted at least
-THRESHOLDS = (1.0, 0.6, 0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,37 +135,51 @@ class Sizes:
 LARGE = Sizes()
 
 
+def _field(*values: Any, drawn: int | None = None, usual: Any = None) -> Any:
+    """A field of Focus.
+
+    values  what it may be, simplest first; drawn: how many of them are drawn where none is asked for, None: all
+    usual   its default, if that is not the simplest
+    """
+    known = {"values": values, "drawn": len(values) if drawn is None else drawn}
+    return field(default=values[0] if usual is None else usual, metadata=known)
+
+
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """The engine configuration that most cases of a search share. Each field is one of the values above.
+    """The engine configuration that most cases of a search share.
 
     tree_size       how large the verify tree is, from 0 (the longest path alone) to 4 (all candidates, or MAX_DRAFT_TOKENS);
                     SMALL_TREE: less than that
     max_total_tokens  slots of the pool; a tree, which takes more of them at a time, gets accordingly more
+    threshold       with what part of the target's probability a draft token is accepted at least
     """
 
-    model: str = MODELS[0]
-    num_steps: int = 3
-    topk: int = TOPKS[0]
-    tree_size: int = TREE_SIZES[0]
-    page_size: int = PAGE_SIZES[0]
-    radix_cache: bool = False
-    max_total_tokens: int = POOL_SIZES[0]
-    max_running_requests: int = BATCH_LIMITS[0]
-    context_length: int = CONTEXT_LENGTHS[0]
-    update_weights: Literal["", WeightPath] = WEIGHT_UPDATES[0]
-    draft_window: int = DRAFT_WINDOWS[0]
-    draft_sink: int = DRAFT_SINKS[0]
-    threshold: float = THRESHOLDS[0]
-    deterministic: bool = False
-    mixed_chunks: bool = False
-    host_slots: int = HOST_SLOTS[0]
-    host_policy: HostPolicy = HOST_POLICIES[0]
-    adaptive: bool = False
-    plain_decode: bool = False
-    max_loras_per_batch: int = LORA_LIMITS[0]
-    lora_backend: LoraBackend = LORA_BACKENDS[0]
-    grammar_backend: GrammarBackend = GRAMMAR_BACKENDS[0]
+    model: str = _field(*MODELS, *ON_REQUEST, drawn=len(MODELS))
+    num_steps: int = _field(*NUM_STEPS, usual=3)
+    topk: int = _field(*TOPKS)
+    tree_size: int = _field(*TREE_SIZES, SMALL_TREE, drawn=len(TREE_SIZES))
+    page_size: int = _field(*PAGE_SIZES)
+    radix_cache: bool = _field(False, True)
+    max_total_tokens: int = _field(*POOL_SIZES)
+    max_running_requests: int = _field(8, 2)
+    # Near the end of a context live bugs show (row-overflow, indices-overflow); 0: the model's
+    context_length: int = _field(0, 64, 32, 16, 8, drawn=1)
+    # Each of these is a worker of its own
+    update_weights: Literal["", WeightPath] = _field("", *get_args(WeightPath), drawn=1)
+    draft_window: int = _field(0, 8, 4, 2, drawn=1)
+    draft_sink: int = _field(0, 1, 3, drawn=1)
+    threshold: float = _field(1.0, 0.6, 0.3, drawn=1)
+    deterministic: bool = _field(False, True, drawn=1)
+    mixed_chunks: bool = _field(False, True, drawn=1)
+    host_slots: int = _field(0, 256, 96, 48, drawn=1)
+    host_policy: HostPolicy = _field(*get_args(HostPolicy), drawn=1)  # noqa: RUF009
+    adaptive: bool = _field(False, True, drawn=1)
+    plain_decode: bool = _field(False, True, drawn=1)
+    # Drawn with requests that have adapters, or grammars
+    max_loras_per_batch: int = _field(8, 2, 1, drawn=1)
+    lora_backend: LoraBackend = _field(*get_args(LoraBackend), drawn=1)  # noqa: RUF009
+    grammar_backend: GrammarBackend = _field(*get_args(GrammarBackend), drawn=1)  # noqa: RUF009
 
     @property
     def num_draft_tokens(self) -> int:
@@ -224,47 +219,23 @@ class Focus:
             events=events,
             engine=EngineSettings(
                 sglang=SGLangSettings(
-                    radix_cache=self.radix_cache,
-                    max_running_requests=self.max_running_requests,
+                    **{name: getattr(self, name) for name in _SETTINGS},
                     max_total_tokens=self.pool,
-                    context_length=self.context_length,
-                    update_weights=self.update_weights,
-                    draft_window=self.draft_window,
-                    draft_sink=self.draft_sink,
                     accept_single=self.threshold,
                     accept_acc=self.threshold,
-                    deterministic=self.deterministic,
-                    mixed_chunks=self.mixed_chunks,
                     host_pages=self.host_slots // self.page_size,
-                    host_policy=self.host_policy,
                     adaptive=WHOLE if self.adaptive else None,
-                    plain_decode=self.plain_decode,
-                    max_loras_per_batch=self.max_loras_per_batch,
-                    lora_backend=self.lora_backend,
-                    grammar_backend=self.grammar_backend,
                 )
             ),
         )
 
 
-def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
-    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share. Chains and
-    trees take turns, so that a search of a few blocks has both.
-
-    widest: the largest topk. held: fields that are what they are said to be, whatever the seed.
-    """
-    random = Random(seed)
-    drawn = Focus(
-        model=random.choice(MODELS),
-        num_steps=random.choice(NUM_STEPS),
-        topk=min(widest, random.choice(TOPKS[1:])) if seed % 2 else TOPKS[0],
-        tree_size=random.choice(TREE_SIZES),
-        page_size=random.choice((1, 1, 4, 4, 16)),
-        radix_cache=random.random() < 0.6,
-        max_total_tokens=random.choice((512, 512, 96, 128)),
-        max_running_requests=random.choice((8, 8, 8, 2)),
-    )
-    return _possible(replace(drawn, **held), held)
+# Field of Focus -> what it may be, simplest first
+VALUES: dict[str, tuple[Any, ...]] = {one.name: one.metadata["values"] for one in fields(Focus)}
+# Field -> how many of its values are drawn where none is asked for, if not all
+DRAWN = {one.name: one.metadata["drawn"] for one in fields(Focus) if one.metadata["drawn"] < len(VALUES[one.name])}
+# Fields that SGLang's settings have under the same name and with the same value
+_SETTINGS = {*VALUES} & {*SGLangSettings.__struct_fields__} - {"max_total_tokens", "adaptive"}
 
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
@@ -297,52 +268,6 @@ def _focus_on(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
         return st.sampled_from(values)
     simplest = values[: values.index(value)]
     return st.integers(0, 63).map(lambda n: simplest[n] if n < len(simplest) else value)
-
-
-# Field of Focus -> what it may be, simplest first
-VALUES: dict[str, tuple[Any, ...]] = {
-    "model": (*MODELS, *ON_REQUEST),
-    "num_steps": NUM_STEPS,
-    "topk": TOPKS,
-    "tree_size": (*TREE_SIZES, SMALL_TREE),
-    "page_size": PAGE_SIZES,
-    "radix_cache": (False, True),
-    "max_total_tokens": POOL_SIZES,
-    "max_running_requests": BATCH_LIMITS,
-    "context_length": CONTEXT_LENGTHS,
-    "update_weights": WEIGHT_UPDATES,
-    "draft_window": DRAFT_WINDOWS,
-    "draft_sink": DRAFT_SINKS,
-    "threshold": THRESHOLDS,
-    "deterministic": (False, True),
-    "mixed_chunks": (False, True),
-    "host_slots": HOST_SLOTS,
-    "host_policy": HOST_POLICIES,
-    "adaptive": (False, True),
-    "plain_decode": (False, True),
-    "max_loras_per_batch": LORA_LIMITS,
-    "lora_backend": LORA_BACKENDS,
-    "grammar_backend": GRAMMAR_BACKENDS,
-}
-# Field -> how many of its values are drawn where none is asked for
-DRAWN = {
-    "model": len(MODELS),
-    "tree_size": len(TREE_SIZES),
-    "context_length": 1,
-    "update_weights": 1,
-    "draft_window": 1,
-    "draft_sink": 1,
-    "threshold": 1,
-    "deterministic": 1,
-    "mixed_chunks": 1,
-    "host_slots": 1,
-    "host_policy": 1,
-    "adaptive": 1,
-    "plain_decode": 1,
-    "max_loras_per_batch": 1,
-    "lora_backend": 1,
-    "grammar_backend": 1,
-}
 
 
 @st.composite

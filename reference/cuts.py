@@ -1,11 +1,9 @@
 """Which tokens may an engine have kept, where it cut at top_k, top_p and min_p? sampling.py says which ones it must keep.
 
 An engine cuts in float32. So tokens close to the last one kept may fall on either side, and a sum close to top_p may or may not
-reach it: then several sets of tokens are possible, and the cut is in doubt. It is asked in one of two ways:
-
-* of logits that may be off by a bound (possible_targets), as those of a reference that computes in float64 are;
-* of the very logits that the engine cut (targets_of_float32). Nothing is left then but the roundings of float32: of the
-  quotient, the exponential, the divisions and the sums. Among a hundred tokens a cut is in doubt once in some hundred rows.
+reach it: then several sets of tokens are possible, and the cut is in doubt. It is asked of the very logits that the engine cut.
+Nothing is left then but the roundings of float32: of the quotient, the exponential, the divisions and the sums. Among a hundred
+tokens a cut is in doubt once in some hundred rows.
 """
 
 import math
@@ -23,38 +21,29 @@ MOST_ROWS = 64  # of one node. Where more are possible, half the vocabulary ties
 UNIT = 2.0**-24  # float32 rounds by at most this share of a number
 
 
-def softmax_error(logit_error: float, temperature: float, vocabulary: int) -> float:
-    """Bound on any sum of entries of a float32 softmax row against float64's, cuts included.
-
-    Logits off by d <= logit_error / temperature change each entry by a factor between exp(-2d) and exp(2d), and a sum and its
-    complement as well: at most half of exp(2d) - 1. Cuts leave a softmax over fewer logits. Float32's own part: one rounding
-    each for an entry's quotient, exponential, division and two renormalisations, and one for each addition of a running sum.
-    """
-    moved = math.expm1(2 * logit_error / temperature) / 2
-    return min(1.0, moved + (vocabulary + 16) * UNIT)
-
-
-def possible_targets(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, logit_error: float, min_p: float = 0.0
-) -> list[Tensor]:
-    """Rows [V] that an engine may have sampled from: the reference's own, then those with other cuts. logits [V].
-
-    A cut is in doubt if logits tie with the pivot within twice their error, or a sum reaches top_p within its own, or a logit
-    is as far below the largest as min_p allows, within twice its error. A logit of minus infinity is never kept. Raises
-    ValueError if more than MOST_ROWS are possible, or none is: where no logit is finite.
-    """
-    near = 2 * logit_error / temperature + 2.0**-20  # and float32's probabilities may tie where logits do not
-    error = softmax_error(logit_error, temperature, len(logits))
-    return _possible(logits, Cuts(temperature, top_k, top_p, min_p), near, error, together=False)
-
-
 def targets_of_float32(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float = 0.0) -> list[Tensor]:
-    """The same of an engine that computes in float32 from exactly these logits [V], which are all finite or minus infinity.
+    """Rows [V] that an engine may have sampled from: that of exact arithmetic, then those with other cuts. logits [V], finite
+    or minus infinity; top_k >= V, top_p 1 and min_p 0 keep all.
 
-    Logits that are equal have equal probabilities, and are kept together. Raises ValueError as possible_targets does.
+    A cut is in doubt if logits tie with the pivot within their error, or a sum reaches top_p within its own, or a logit is as
+    far below the largest as min_p allows. Logits that are equal have equal probabilities, and are kept together. A logit of
+    minus infinity is never kept. Raises ValueError if more than MOST_ROWS are possible, or none is: where no logit is finite.
     """
-    rounding = rounding_of(logits, temperature)
-    return _possible(logits, Cuts(temperature, top_k, top_p, min_p), 2 * rounding.entry, rounding.sum, together=True)
+    rounding, exact = rounding_of(logits, temperature), logits.double() / temperature
+    doubt = _Doubt(exact, 2 * rounding.entry)
+    able = [int(token) for token in logits.isfinite().nonzero()]
+    if not able:
+        raise ValueError("no logit is finite: there is nothing to sample from")
+    kept_sets = {frozenset(able)} if top_k >= len(able) else doubt.largest(able, [top_k])
+    if top_p < 1:
+        kept_sets = {cut for kept in kept_sets for cut in doubt.of_mass(sorted(kept), top_p, rounding.sum)}
+    if min_p > 0:
+        least = float(exact.max()) + math.log(min_p)
+        kept_sets = {cut for kept in kept_sets for cut in doubt.at_least(sorted(kept), least)}
+    first = target_distribution(logits, temperature, top_k, top_p, min_p)
+    own = frozenset(int(token) for token in (first > 0).nonzero())
+    others = sorted(sorted(kept) for kept in kept_sets - {own})
+    return [first, *(_over(exact, kept) for kept in others)]
 
 
 class Rounding(NamedTuple):
@@ -77,9 +66,10 @@ def rounding_of(logits: Tensor, temperature: float) -> Rounding:
     that number itself). The exponential is off by 4 u (the coarsest is CUDA's of base 2), and each of the divisions, of the
     softmax, at top_k and at top_p, by u, as is the product with min_p: 8 u.
 
-    sum: as in softmax_error a relative error d of the entries moves a sum and its complement by at most half of exp(2d) - 1,
-    and the logarithm of an entry by 2d. Two sums are added up, that which the entries were divided by last and the running one:
-    V - 1 roundings each. The two that are left of 2 V are of top_p itself and of a difference of sums.
+    sum: a relative error d of the entries changes each by a factor between exp(-2d) and exp(2d). So it moves a sum and its
+    complement by at most half of exp(2d) - 1, and the logarithm of an entry by 2d. Two sums are added up, that which the
+    entries were divided by last and the running one: V - 1 roundings each. The two that are left of 2 V are of top_p itself and
+    of a difference of sums.
     """
     finite = logits[logits.isfinite()].double().abs()
     size = float(finite.max()) / temperature if len(finite) else 0.0
@@ -87,41 +77,12 @@ def rounding_of(logits: Tensor, temperature: float) -> Rounding:
     return Rounding(entry, math.expm1(2 * entry) + 2 * len(logits) * UNIT)
 
 
-class Cuts(NamedTuple):
-    """What a distribution is cut by; top_k >= V, top_p 1 and min_p 0 keep all."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-
-
-def _possible(logits: Tensor, cuts: Cuts, near: float, error: float, *, together: bool) -> list[Tensor]:
-    """near: logits / temperature that are so close may tie; error: of a sum; together: equal logits are kept together."""
-    exact = logits.double() / cuts.temperature
-    doubt = _Doubt(exact, near, together=together)
-    able = [int(token) for token in logits.isfinite().nonzero()]
-    if not able:
-        raise ValueError("no logit is finite: there is nothing to sample from")
-    kept_sets = {frozenset(able)} if cuts.top_k >= len(able) else doubt.largest(able, [cuts.top_k])
-    if cuts.top_p < 1:
-        kept_sets = {cut for kept in kept_sets for cut in doubt.of_mass(sorted(kept), cuts.top_p, error)}
-    if cuts.min_p > 0:
-        least = float(exact.max()) + math.log(cuts.min_p)
-        kept_sets = {cut for kept in kept_sets for cut in doubt.at_least(sorted(kept), least)}
-    first = target_distribution(logits, *cuts)
-    own = frozenset(int(token) for token in (first > 0).nonzero())
-    others = sorted(sorted(kept) for kept in kept_sets - {own})
-    return [first, *(_over(exact, kept) for kept in others)]
-
-
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """Which sets of tokens a cut may keep. exact [V]: logits / temperature; near, together: as in _possible."""
+    """Which sets of tokens a cut may keep. exact [V]: logits / temperature; near: those that are so close may tie."""
 
     exact: Tensor
     near: float
-    together: bool
 
     def largest(self, among: Sequence[int], counts: Sequence[int]) -> set[frozenset[int]]:
         """Sets that the largest `count` of these tokens may be, for each of counts; what ties with the last may come along."""
@@ -156,8 +117,6 @@ class _Doubt:
 
     def _level(self, values: dict[int, float]) -> list[frozenset[int]]:
         """Tokens that tie, in parts of which each is kept or not."""
-        if not self.together:
-            return [frozenset({token}) for token in values]
         return [frozenset(token for token, own in values.items() if own == value) for value in sorted(set(values.values()))]
 
 

@@ -5,7 +5,7 @@ either way, a token may have fallen on either side of a top_k or top_p cut, and 
 running sum comes close enough. Such decisions are adopted and counted as ties; anything else is illegal. What no error
 excuses: a token of which nothing is left after the cuts, or which was refused, has no probability, and must not be emitted.
 
-Errors are bounds on any sum of entries of a row (cuts.softmax_error). sampling.py says what the decisions are, cuts.py which
+Errors are bounds on any sum of entries of a row (cuts.rounding_of). sampling.py says what the decisions are, cuts.py which
 tokens may have been kept.
 """
 

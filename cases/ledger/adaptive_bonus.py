@@ -6,10 +6,7 @@ joins it to drafts in int64, and with overlap it passes through a buffer in int6
 takes both. The default table of adaptive steps has 0 for batches of 8 requests and more. docs/findings/adaptive-bonus.
 """
 
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs
+from ..entry import Adaptive, Entry, Needs, Request, SGLangSettings, Tier, small_case, small_patch
 
 _HANDED_ON = "draft_token=draft_input.bonus_tokens"
 
@@ -18,27 +15,17 @@ ENTRY = Entry(
     title="Hand a round without drafts its bonus tokens in the type that verify's kernel takes",
     rule="engine.crash",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, no overlap, --speculative-adaptive with 0 among its steps, and a round of 0 steps behind another round",
     needs=Needs(device="cuda", overlap=False),
-    remedy=Patch(
-        name="bonus-tokens-in-int64",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
-                match=f"{_HANDED_ON},",
-                replacement=f"# verify leaves int32, and its own kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
-            ),
-        ),
+    remedy=small_patch(
+        "bonus-tokens-in-int64",
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
+        f"{_HANDED_ON},",
+        f"# verify leaves int32, and its own kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
     ),
-    case=Case(
-        name="adaptive-bonus",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=3),),  # a token of the prefill, and of two rounds
-        engine=EngineSettings(
-            sglang=SGLangSettings(adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,)))))
-        ),
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=3),  # a token of the prefill, and of two rounds
+        sglang=SGLangSettings(adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,))))),
         exercises=("no_steps",),
     ),
 )

@@ -6,10 +6,7 @@ may lie then where the graph of draft extend works, which is replayed before the
 docs/findings/adaptive-hidden.
 """
 
-from eagletwin.harness.core.case import Adaptive, Bias, Case, EngineSettings, Request, SGLangSettings, Tier
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs
+from ..entry import Adaptive, Bias, Edit, Entry, Needs, Patch, Request, SGLangSettings, Tier, small_case
 
 _BUILD = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.build_adaptive_runtime_state"
 _BACKEND = "self._draft_worker.init_attention_backend()"
@@ -21,7 +18,6 @@ ENTRY = Entry(
     title="Capture the target's graphs before the draft's for each number of adaptive steps",
     rule="output.hidden",
     buggy="0.5.23 -",
-    fixed="",
     trigger="CUDA graphs, --speculative-adaptive, and requests that ask for hidden states",
     needs=Needs(graphs=True),
     remedy=Patch(
@@ -32,47 +28,41 @@ ENTRY = Entry(
             Edit(target=_BUILD, match=_STATE, replacement=f"{_BACKEND}\n{_CAPTURE}\n{_STATE}"),
         ),
     ),
-    case=Case(
-        name="adaptive-hidden",
-        model="llama-gqa",
-        num_steps=1,
-        chunked_prefill_size=512,
-        requests=(
-            Request(
-                id="a",
-                prompt=(16, 48),
-                max_new_tokens=3,
-                arrive=1,
-                logit_bias=(
-                    Bias(token=20, value=8.0),
-                    Bias(token=31, value=-4.0),
-                    Bias(token=85, value=-100.0),
-                    Bias(token=103, value=-4.0),
-                ),
-                hidden_states="all",
-                min_new_tokens=1,
+    case=small_case(
+        Request(
+            id="a",
+            prompt=(16, 48),
+            max_new_tokens=3,
+            arrive=1,
+            logit_bias=(
+                Bias(token=20, value=8.0),
+                Bias(token=31, value=-4.0),
+                Bias(token=85, value=-100.0),
+                Bias(token=103, value=-4.0),
             ),
+            hidden_states="all",
+            min_new_tokens=1,
         ),
-        engine=EngineSettings(
-            sglang=SGLangSettings(
-                radix_cache=True,
-                max_total_tokens=144,
-                graphs=(1, 2, 4),
-                draft_window=4,
-                draft_sink=1,
-                adaptive=Adaptive(
-                    tiers=(
-                        Tier(batch=1, steps=(2, 3, 4, 5)),
-                        Tier(batch=4, steps=(0, 1, 2, 4, 5)),
-                        Tier(batch=64, steps=(0, 1, 2, 3, 4, 5)),
-                    ),
-                    alpha=0.5,
-                    interval=1,
-                    warmup=0,
-                    down=-1.0,
-                    ceiling=1.5,
+        model="llama-gqa",
+        chunked_prefill_size=512,
+        sglang=SGLangSettings(
+            radix_cache=True,
+            max_total_tokens=144,
+            graphs=(1, 2, 4),
+            draft_window=4,
+            draft_sink=1,
+            adaptive=Adaptive(
+                tiers=(
+                    Tier(batch=1, steps=(2, 3, 4, 5)),
+                    Tier(batch=4, steps=(0, 1, 2, 4, 5)),
+                    Tier(batch=64, steps=(0, 1, 2, 3, 4, 5)),
                 ),
-            )
+                alpha=0.5,
+                interval=1,
+                warmup=0,
+                down=-1.0,
+                ceiling=1.5,
+            ),
         ),
     ),
 )

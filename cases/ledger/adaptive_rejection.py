@@ -5,10 +5,7 @@ Rejection sampling raises where it has none, though it would read no row of it: 
 No check of the arguments keeps the two apart, and the default table of adaptive steps has 0 for batches of 8 requests and more.
 """
 
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Adaptive, Entry, Request, Sampling, SGLangSettings, Tier, small_case, small_patch
 
 _FULL = "capture_hidden_mode=CaptureHiddenMode.FULL,"
 _NO_ROWS = """
@@ -22,28 +19,18 @@ ENTRY = Entry(
     title="Let a round without drafts sample where the draft samples too",
     rule="engine.crash",
     buggy="0.5.14 -",
-    fixed="",
     trigger="--speculative-adaptive with 0 among its steps, --speculative-use-rejection-sampling, and a request that samples",
-    remedy=Patch(
-        name="no-rows-of-no-drafts",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
-                match=_FULL,
-                replacement=f"{_FULL}{_NO_ROWS}",
-            ),
-        ),
+    remedy=small_patch(
+        "no-rows-of-no-drafts",
+        "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
+        _FULL,
+        f"{_FULL}{_NO_ROWS}",
     ),
-    case=Case(
-        name="adaptive-rejection",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling()),),
-        engine=EngineSettings(
-            sglang=SGLangSettings(
-                rejection_sampling=True,
-                adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,)))),
-            )
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling()),
+        sglang=SGLangSettings(
+            rejection_sampling=True,
+            adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,)))),
         ),
         exercises=("sampled_verify", "no_steps"),
     ),

@@ -6,21 +6,17 @@ buffer's own shape. In every round that is shorter than the longest, all request
 something else, and their output is wrong from there on. PR #23331 mended the same of the gated delta rule.
 """
 
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Adaptive, Case, Entry, Request, SGLangSettings, Tier, small_case, small_patch
 
 
-def of_model(name: str, model: str) -> Case:
+def of_model(model: str) -> Case:
     """Two requests, and a round that is shorter than the longest."""
     tiers = (Tier(batch=1, steps=(1,)), Tier(batch=64, steps=(2,)))
-    return Case(
-        name=name,
+    return small_case(
+        Request(id="a", prompt=(49,), max_new_tokens=2),
+        Request(id="b", prompt=(49,), max_new_tokens=2),
         model=model,
-        num_steps=1,
-        requests=(Request(id="a", prompt=(49,), max_new_tokens=2), Request(id="b", prompt=(49,), max_new_tokens=2)),
-        engine=EngineSettings(sglang=SGLangSettings(adaptive=Adaptive(tiers=tiers))),
+        sglang=SGLangSettings(adaptive=Adaptive(tiers=tiers)),
         exercises=("batch",),
     )
 
@@ -30,19 +26,14 @@ ENTRY = Entry(
     title="Find each request's states of Mamba-2 in rounds that are shorter than the longest",
     rule="target.state",
     buggy="0.5.19 -",
-    fixed="",
     trigger="--speculative-adaptive, layers of Mamba-2 (Nemotron-H), two requests in a batch",
-    remedy=Patch(
-        name="states-where-the-buffer-has-them",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.mamba.mamba.MambaMixer2.forward",
-                match="cache_steps=draft_token_num,",
-                replacement="""# The buffer has room for the longest round; with adaptive
+    remedy=small_patch(
+        "states-where-the-buffer-has-them",
+        "sglang.srt.layers.attention.mamba.mamba.MambaMixer2.forward",
+        "cache_steps=draft_token_num,",
+        """# The buffer has room for the longest round; with adaptive
 # steps this one may be shorter.
 cache_steps=layer_cache.intermediate_ssm.shape[1],""",
-            ),
-        ),
     ),
-    case=of_model("adaptive-scan", "nemotron-h-nextn"),
+    case=of_model("nemotron-h-nextn"),
 )

@@ -6,24 +6,20 @@ acceptance and never output. The judge declares it (DESIGN 3.7) and follows `las
 another thing. The same in vLLM: issue #14649 (open).
 """
 
-from eagletwin.harness.core.case import Case, Request
-
-from ..entry import Entry, Loses
+from ..entry import Entry, Loses, Request, small_case
 
 ENTRY = Entry(
     id="boundary-kv",
     title="Rewrite the rows of layers 1.. that were fed a draft which verify rejected",
     rule="draft.kv",
     buggy="0.5.9 -",
-    fixed="",
     trigger="multi-layer EAGLE without a hybrid model, num_steps >= 2, a draft that is rejected",
     loses=Loses("always", layers=True, num_steps=2),
     view="committed",
-    case=Case(
-        name="boundary-kv",
+    case=small_case(
+        Request(id="a", prompt=(9,), max_new_tokens=4),
         model="llama-mtp",
         num_steps=2,
-        requests=(Request(id="a", prompt=(9,), max_new_tokens=4),),
         exercises=("look_ahead_rejected",),
     ),
 )

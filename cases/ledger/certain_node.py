@@ -5,10 +5,7 @@ torch.topk, which says nothing of the order of equal values: the child may be ta
 linked to nothing, and the tree has one less than it should. In a stable order a parent, whose number is smaller, comes first.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, small_case, small_patch
 
 _PROMPT = (
     79, 54, 67, 7, 84, 31, 36, 0, 1, 60, 44, 86, 16, 42, 2, 79, 53, 69, 12, 33, 70, 80, 2, 42, 42, 3, 79, 19, 29, 83,
@@ -20,26 +17,20 @@ ENTRY = Entry(
     title="Select a tree's nodes in a stable order, parents before children of the same value",
     rule="tree.parents",
     buggy="0.5.9 -",
-    fixed="",
     trigger="topk > 1, and a draft that is certain of a token: all others are below 6e-8",
-    remedy=Patch(
-        name="parents-first",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_utils.organize_draft_results",
-                match="top_scores_index = top_scores.indices",
-                replacement="in_order = score_list.sort(dim=-1, descending=True, stable=True).indices\n"
-                "top_scores_index = in_order[:, : num_draft_token - 1]",
-            ),
-        ),
+    remedy=small_patch(
+        "parents-first",
+        "sglang.srt.speculative.eagle_utils.organize_draft_results",
+        "top_scores_index = top_scores.indices",
+        "in_order = score_list.sort(dim=-1, descending=True, stable=True).indices\n"
+        "top_scores_index = in_order[:, : num_draft_token - 1]",
     ),
-    case=Case(
-        name="certain-node",
+    case=small_case(
+        Request(id="a", prompt=_PROMPT, max_new_tokens=2),
         model="deepseek-nextn-yarn",
         num_steps=3,
         topk=3,
         num_draft_tokens=6,
-        requests=(Request(id="a", prompt=_PROMPT, max_new_tokens=2),),
         exercises=("tree",),
     ),
 )

@@ -16,44 +16,34 @@ No CPU has FlashAttention: seen on an H200, in 0.5.17 and 0.5.23.
 
 from dataclasses import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Entry, Needs, OnCuda, Request, SGLangSettings, small_case, small_patch
 
 _BACKEND = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend"
 _NO_CPU = "a CPU has no FlashAttention"
 
-WIDER = Patch(
-    name="wider-page-tables",
-    edits=(
-        Edit(
-            target=f"{_BACKEND}.__init__",
-            match="self.max_context_len = model_runner.model_config.context_len",
-            replacement="""# Page tables are made of rows of req_to_token, and are as wide: near the end
+WIDER = small_patch(
+    "wider-page-tables",
+    f"{_BACKEND}.__init__",
+    "self.max_context_len = model_runner.model_config.context_len",
+    """# Page tables are made of rows of req_to_token, and are as wide: near the end
 # of its context a request's drafts, which verify and draft extend attend to,
 # lie beyond context_len.
 self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
-        ),
-    ),
 )
 
 # a is done after a round, b after three; in the third b, c and d begin at rows 11, 12 and 9, and take six each: those of b and
 # c reach into a fifth page, in a table of four. Two stores race for each first column, so which of c and d it hits differs; two
 # requests alone come out equal in some runs (docs/findings/context-end.md)
-_FOUR = Case(
+_FOUR = small_case(
+    Request(id="a", prompt=(71, 1, 60, 83, 66, 38, 69, 53, 90), max_new_tokens=5),
+    Request(id="b", prompt=(5, 47, 75, 77, 2, 28, 65, 41), max_new_tokens=6),
+    Request(id="c", prompt=(74, 25, 26, 94, 82, 25, 5), max_new_tokens=7),
+    Request(id="d", prompt=(28, 10, 83, 58, 2, 17), max_new_tokens=8),
     name="context-end",
-    model="llama-tiny",
     num_steps=5,
     page_size=4,
-    requests=(
-        Request(id="a", prompt=(71, 1, 60, 83, 66, 38, 69, 53, 90), max_new_tokens=5),
-        Request(id="b", prompt=(5, 47, 75, 77, 2, 28, 65, 41), max_new_tokens=6),
-        Request(id="c", prompt=(74, 25, 26, 94, 82, 25, 5), max_new_tokens=7),
-        Request(id="d", prompt=(28, 10, 83, 58, 2, 17), max_new_tokens=8),
-    ),
     exercises=("draft_decode", "batch", "batch_shrinks"),
-    engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+    sglang=SGLangSettings(context_length=16),
 )
 
 
@@ -70,15 +60,9 @@ STORES = Entry(
     # a request's last round begins four tokens before the end of its context, or earlier; with overlap one more behind it
     trigger="FlashAttention in CUDA graphs, a request near its context's end; without overlap, 5 draft tokens",
     needs=replace(_NEEDS, overlap=False),
-    revert=Patch(
-        name="revert-context-end-stores",
-        edits=(
-            Edit(  # how many columns may be stored; the row has as many as before
-                target=f"{_BACKEND}._set_decode_page_metadata",
-                match="self.max_num_pages,",
-                replacement="self.max_num_pages + 2,",
-            ),
-        ),
+    # how many columns may be stored; the row has as many as before
+    revert=small_patch(
+        "revert-context-end-stores", f"{_BACKEND}._set_decode_page_metadata", "self.max_num_pages,", "self.max_num_pages + 2,"
     ),
     on_cuda=OnCuda(green=(WIDER,), red=(), until="0.5.21"),
     case=_FOUR,
@@ -89,17 +73,14 @@ READS = Entry(
     title="Make the page tables of FlashAttention's graphs wide enough for drafts beyond the context",
     rule="target.hidden",
     buggy="0.5.15 -",
-    fixed="",
     trigger="FlashAttention in CUDA graphs, 5 draft tokens, a request near its context's end",
     needs=_NEEDS,
     remedy=WIDER,
-    case=Case(
-        name="context-end-reads",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(30, 75), max_new_tokens=12),
         num_steps=5,
-        requests=(Request(id="a", prompt=(30, 75), max_new_tokens=12),),
         exercises=("draft_decode",),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+        sglang=SGLangSettings(context_length=16),
     ),
 )
 

@@ -6,17 +6,13 @@ alone, so that the draft of Gemma-4 is where it shows: the assistant reads the t
 that of plain decode is not, in any model with windows.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Edit, Entry, OnCuda, Patch, Request, SGLangSettings, small_case
 
 ENTRY = Entry(
     id="decode-window",
     title="Let decode of the Triton backend read a whole window",
     rule="draft.proposal",
     buggy="0.5.12 -",
-    fixed="",
     trigger="a draft that reads the target's rows (Gemma-4's assistant), the Triton backend, a context longer than the window",
     remedy=Patch(
         name="window-with-its-own-row-in-decode",
@@ -38,19 +34,16 @@ ENTRY = Entry(
         ),
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
-    case=Case(
-        name="decode-window",
+    case=small_case(
+        Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6),
         model="gemma-4-assistant-window",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6),),
     ),
     also=(
-        Case(
+        small_case(
+            Request(id="a", prompt=(73, 10, 62, 33, 4, 0, 18, 84, 75), max_new_tokens=8),
             name="decode-window-plain",
             model="gpt-oss-eagle3",
-            num_steps=1,
-            requests=(Request(id="a", prompt=(73, 10, 62, 33, 4, 0, 18, 84, 75), max_new_tokens=8),),
-            engine=EngineSettings(sglang=SGLangSettings(plain_decode=True)),
+            sglang=SGLangSettings(plain_decode=True),
         ),
     ),
 )

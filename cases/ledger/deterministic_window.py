@@ -7,10 +7,7 @@ is then read at a wrong place, and a draft does not see rows that it should. A c
 In the case the target predicts 71 at the bonus token, where it says 88 by itself.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Edit, Entry, OnCuda, Patch, Request, SGLangSettings, small_case
 
 _UNIFIED = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_unified"
 
@@ -33,7 +30,6 @@ ENTRY = Entry(
     title="Read the mask of drafts behind the window's start in deterministic inference",
     rule="target.kv",
     buggy="0.5.13 -",
-    fixed="",
     trigger="--enable-deterministic-inference, the Triton backend, and a target with sliding windows (gpt-oss, MiMo-V2)",
     remedy=Patch(
         name="mask-of-the-window",
@@ -44,11 +40,9 @@ ENTRY = Entry(
         ),
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
-    case=Case(
-        name="deterministic-window",
+    case=small_case(
+        Request(id="a", prompt=(80, 48, 43, 79, 82, 50, 67, 64, 86, 20), max_new_tokens=2),
         model="gpt-oss-eagle3",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(80, 48, 43, 79, 82, 50, 67, 64, 86, 20), max_new_tokens=2),),
-        engine=EngineSettings(sglang=SGLangSettings(deterministic=True)),
+        sglang=SGLangSettings(deterministic=True),
     ),
 )

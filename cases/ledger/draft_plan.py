@@ -9,21 +9,14 @@ They do not say how a server `loses` by it: `acceptance` asks no server with the
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request
-from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE
 
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Edit, EngineSettings, Entry, Needs, OnCuda, Patch, Request, small_case
 
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
 _FLASHMLA = "sglang.srt.layers.attention.flashmla_backend"
 
-_CASE = Case(
-    name="draft-plan",
-    model="deepseek-nextn-wide",
-    num_steps=5,
-    requests=(Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6),),
-)
+_CASE = small_case(Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6), model="deepseek-nextn-wide", num_steps=5)
 
 _LISTS = Edit(  # with a graph the kernel's lists are what the host says of them
     target=f"{_FLASHINFER}.FlashInferMLAIndicesUpdaterDecode.call_begin_forward",
@@ -43,7 +36,6 @@ FLASHINFER = Entry(
     title="Plan draft decode of FlashInfer's MLA backend with the rows of the drafts so far",
     rule="draft.proposal",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, --attention-backend flashinfer, latent attention (DeepSeek, Kimi K2), num_steps >= 2",
     needs=Needs(device="cuda", dtype="bfloat16", attention="flashinfer"),
     remedy=Patch(name="drafts-in-the-plan", edits=(_LISTS,)),
@@ -88,14 +80,12 @@ FLASHMLA = Entry(
     title="Count the drafts so far among the rows of FlashMLA's draft decode",
     rule="draft.proposal",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, --attention-backend flashmla, num_steps >= 2",
     needs=Needs(device="cuda", dtype="bfloat16", attention="flashmla"),
     remedy=Patch(name="drafts-among-the-rows", edits=(_TOLD, _READS, _IN_A_GRAPH)),
     on_cuda=OnCuda(eager=Patch(name="drafts-among-the-rows-eagerly", edits=(_TOLD, _READS, _EAGER))),
     case=replace(
         _CASE,
-        name="draft-plan-flashmla",
         page_size=FLASHMLA_PAGE,
         engine=EngineSettings(sglang=replace(_CASE.engine.sglang, max_total_tokens=2048)),
     ),

@@ -6,36 +6,26 @@ before it. Draft decode lists N rows, its own among them. Output is right; the h
 and than its next step.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Entry, OnCuda, Request, SGLangSettings, small_case, small_patch
 
 ENTRY = Entry(
     id="draft-window",
     title="Let an EAGLE-3 head see as many rows in draft extend as its window has",
     rule="draft.hidden_in",
     buggy="0.5.12 -",
-    fixed="",
     trigger="EAGLE-3 with --speculative-draft-window-size, the Triton backend, and a context longer than that",
-    remedy=Patch(
-        name="window-with-its-own-row",
-        edits=(
-            Edit(
-                target="sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.__init__",
-                match="layer.self_attn.attn.sliding_window_size = self._draft_window_size",
-                replacement="""# A layer's window is exclusive: how many rows a query sees
+    remedy=small_patch(
+        "window-with-its-own-row",
+        "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.__init__",
+        "layer.self_attn.attn.sliding_window_size = self._draft_window_size",
+        """# A layer's window is exclusive: how many rows a query sees
 # before its own, as in other models (`config.sliding_window - 1`).
 layer.self_attn.attn.sliding_window_size = self._draft_window_size - 1""",
-            ),
-        ),
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
-    case=Case(
-        name="draft-window",
+    case=small_case(
+        Request(id="a", prompt=(70, 25, 64), max_new_tokens=2),
         model="llama-eagle3",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(70, 25, 64), max_new_tokens=2),),
-        engine=EngineSettings(sglang=SGLangSettings(draft_window=2)),
+        sglang=SGLangSettings(draft_window=2),
     ),
 )

@@ -5,9 +5,7 @@ stands at M - 1 and its window ends there: it sees neither its own row nor those
 column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
 """
 
-from eagletwin.cases.entry import FunctionCall, Probe
-from eagletwin.harness.core.patch import Edit, Patch
-
+from ..entry import FunctionCall, Probe, small_patch
 from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, kernel_inputs
 
 ENTRY = Probe(
@@ -15,7 +13,6 @@ ENTRY = Probe(
     title="Draft decode reads its own rows (DeepSeek-V4 on CUDA)",
     rule="draft.positions",
     buggy="0.5.12 -",
-    fixed="",
     trigger="the DeepSeek-V4 backend on CUDA, num_steps >= 2; here its plan alone",
     call=FunctionCall(
         name="step_reads",
@@ -27,16 +24,12 @@ ENTRY = Probe(
         what="slots read by draft decode step",
         words=f"step_reads {COMMITTED} {NUM_STEPS}",
     ),
-    remedy=Patch(
-        name="remedy-dsv4-draft-reads",
-        edits=(
-            Edit(
-                target=f"{BACKEND}.make_forward_metadata_from_raw_decode",
-                match="seq_lens = raw_metadata.seq_lens",
-                replacement="seq_lens = raw_metadata.seq_lens\n"
-                "if self.topk > 0 and self.speculative_num_steps > 1:\n"
-                "    seq_lens = seq_lens + self.speculative_step_id + 1",
-            ),
-        ),
+    remedy=small_patch(
+        "remedy-dsv4-draft-reads",
+        f"{BACKEND}.make_forward_metadata_from_raw_decode",
+        "seq_lens = raw_metadata.seq_lens",
+        "seq_lens = raw_metadata.seq_lens\n"
+        "if self.topk > 0 and self.speculative_num_steps > 1:\n"
+        "    seq_lens = seq_lens + self.speculative_step_id + 1",
     ),
 )

@@ -6,24 +6,17 @@ falls into the padding of row 0 and onto other tokens of row 1, and row 1 may ge
 Logits of 16 bits are copied as they become float32, and a copy has no gaps. docs/findings/grammar-stride.md.
 """
 
-from eagletwin.harness.core.case import Case, Grammar, Request
-from eagletwin.harness.core.patch import Edit, Patch
+from ..entry import Entry, Grammar, Needs, Request, small_case, small_patch
 
-from ..entry import Entry, Needs
-
-BY_DISTANCE = Patch(
-    name="masks-by-the-distance-of-rows",
-    edits=(
-        Edit(
-            target="sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
-            match="logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
-            replacement="""# Logits cut to the vocabulary are a view of padded ones: their rows are
+BY_DISTANCE = small_patch(
+    "masks-by-the-distance-of-rows",
+    "sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
+    "logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
+    """# Logits cut to the vocabulary are a view of padded ones: their rows are
 # farther apart than the vocabulary is long.
 logits.stride(0) if logits.ndim > 1 else logits_shape[1],
 bitmask_shape[1],
 NUM_SMS""",
-        ),
-    ),
 )
 
 ENTRY = Entry(
@@ -31,17 +24,12 @@ ENTRY = Entry(
     title="Apply the mask of a grammar by the distance between rows of logits",
     rule="output.grammar",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, logits in float32, a vocabulary that is no multiple of 64, a batch of two requests with grammars",
     needs=Needs(device="cuda", dtype="float32"),
     remedy=BY_DISTANCE,
-    case=Case(
-        name="grammar-stride",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("a",))),
+        Request(id="b", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("(b)?",))),
         num_steps=2,
-        requests=(
-            Request(id="a", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("a",))),
-            Request(id="b", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("(b)?",))),
-        ),
     ),
 )

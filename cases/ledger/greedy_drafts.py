@@ -9,52 +9,40 @@ acceptance is lost in every round. 0.5.21 gave the proposal the requests' top_k,
 * `greedy-drafts-layers`: all drafts of multi-layer EAGLE, live.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Case, Edit, Entry, OnCuda, Patch, Request, SGLangSettings, small_case, small_patch
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 _TEMPERATURES, _TOP_KS = "forward_batch.sampling_info.temperatures,", "forward_batch.sampling_info.top_ks,"
 
 
-def _case(name: str, model: str, prompts: tuple[tuple[int, ...], ...], num_steps: int, new: int, seed: int = 0) -> Case:
+def _case(model: str, prompts: tuple[tuple[int, ...], ...], num_steps: int, new: int, seed: int = 0) -> Case:
     """Greedy requests, whose drafts have no clear best: few coins would draw all of them."""
-    return Case(
-        name=name,
+    return small_case(
+        *(Request(id="abcd"[number], prompt=prompt, max_new_tokens=new) for number, prompt in enumerate(prompts)),
         model=model,
         num_steps=num_steps,
-        requests=tuple(Request(id="abcd"[number], prompt=prompt, max_new_tokens=new) for number, prompt in enumerate(prompts)),
-        engine=EngineSettings(sglang=SGLangSettings(rejection_sampling=True, random_seed=seed)),
+        sglang=SGLangSettings(rejection_sampling=True, random_seed=seed),
     )
 
 
 # What 0.5.21 does for a greedy request under rejection sampling, for a case in which all are greedy: 0.5.17 hands the function
 # that draws no top_k by which to know them.
-_BEST = Patch(
-    name="greedy-drafts-best",
-    edits=(
-        Edit(
-            target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
-            match="fast_sample(probs, num_samples=1)",
-            replacement="probs.max(dim=-1, keepdim=True)",
-        ),
-    ),
+_BEST = small_patch(
+    "greedy-drafts-best",
+    "sglang.srt.speculative.spec_utils.sample_draft_proposal",
+    "fast_sample(probs, num_samples=1)",
+    "probs.max(dim=-1, keepdim=True)",
 )
-_PREFILL = Patch(
-    name="greedy-drafts-prefill",
-    edits=(
-        Edit(
-            target=f"{_WORKER}._draft_extend_for_prefill",
-            match="return EagleDraftInput(",
-            replacement="""if use_rejection_sampling:
+_PREFILL = small_patch(
+    "greedy-drafts-prefill",
+    f"{_WORKER}._draft_extend_for_prefill",
+    "return EagleDraftInput(",
+    """if use_rejection_sampling:
     greedy = (batch.sampling_info.top_ks <= 1).view(-1, 1)
     topk_index = torch.where(greedy, probs.argmax(dim=-1, keepdim=True), topk_index)
     topk_p = probs.gather(1, topk_index)
 return EagleDraftInput(""",
-        ),
-    ),
 )
 
 DECODE = Entry(
@@ -65,21 +53,16 @@ DECODE = Entry(
     fixed="0.5.21",
     last_bad="0.5.20",
     trigger="--speculative-use-rejection-sampling, and a greedy request",
-    revert=Patch(
-        name="revert-greedy-drafts-decode",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
-                match="if top_ks is not None:",
-                replacement="if False:",
-            ),
-        ),
+    revert=small_patch(
+        "revert-greedy-drafts-decode",
+        "sglang.srt.speculative.spec_utils.sample_draft_proposal",
+        "if top_ks is not None:",
+        "if False:",
     ),
     # two of these bugs are in one case there, so each is shown with the other fixed
     on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_PREFILL,), until="0.5.20", max_new_tokens=24),
-    case=_case(
-        "greedy-drafts-decode", "llama-tiny", ((7, 19),), 2, 4, seed=3
-    ),  # with it the draft after the prefill is the best
+    # with this seed the draft after the prefill is the best
+    case=_case("llama-tiny", ((7, 19),), 2, 4, seed=3),
 )
 
 PREFILL = Entry(
@@ -87,11 +70,10 @@ PREFILL = Entry(
     title="Draft the best token for a greedy request after a prefill as well",
     rule="draft.proposal",
     buggy="0.5.14 -",
-    fixed="",
     trigger="--speculative-use-rejection-sampling, and a greedy request",
     remedy=_PREFILL,
     on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_BEST,), until="0.5.20"),
-    case=_case("greedy-drafts-prefill", "llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
+    case=_case("llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
 )
 
 # The same in the drafts after a prefill, and where one graph has all layers and draws inside.
@@ -133,7 +115,6 @@ LAYERS = Entry(
     title="Draft the best token for a greedy request in a multi-layer draft as well",
     rule="draft.proposal",
     buggy="0.5.16 -",
-    fixed="",
     trigger="multi-layer EAGLE, --speculative-use-rejection-sampling, and a greedy request",
     remedy=Patch(
         name="greedy-drafts-layers",
@@ -157,7 +138,7 @@ LAYERS = Entry(
         ),
     ),
     on_cuda=OnCuda(green=(_BEST,), red=(), until="0.5.20", one_graph=_LAYERS_IN_ONE_GRAPH),
-    case=_case("greedy-drafts-layers", "llama-mtp", ((12,), (85,), (65,)), 1, 2),
+    case=_case("llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 
 ENTRIES = (DECODE, PREFILL, LAYERS)

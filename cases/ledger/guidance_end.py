@@ -5,34 +5,23 @@ go on, the token itself stops it, and the next one finds it stopped. An end-of-s
 but for `ignore_eos`.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Grammar, Request, SGLangSettings, small_case, small_patch
 
 ENTRY = Entry(
     id="guidance-end",
     title="End a request of llguidance with the token that ends its text",
     rule="verify.accept",
     buggy="0.5.10 -",
-    fixed="",
     trigger="grammar-backend llguidance and ignore_eos: a text that is whole and could go on, such as one of `ab?` after `a`",
-    remedy=Patch(
-        name="guidance-accepting",
-        edits=(
-            Edit(
-                target="sglang.srt.constrained.llguidance_backend.GuidanceGrammar.accept_token",
-                match="self.ll_matcher.is_stopped()",
-                replacement="self.ll_matcher.is_accepting()",
-            ),
-        ),
+    remedy=small_patch(
+        "guidance-accepting",
+        "sglang.srt.constrained.llguidance_backend.GuidanceGrammar.accept_token",
+        "self.ll_matcher.is_stopped()",
+        "self.ll_matcher.is_accepting()",
     ),
     recorded="output.tokens",
-    case=Case(
-        name="guidance-end",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(50,), max_new_tokens=3, grammar=Grammar(rules=("ab?",))),),
-        engine=EngineSettings(sglang=SGLangSettings(grammar_backend="llguidance")),
+    case=small_case(
+        Request(id="a", prompt=(50,), max_new_tokens=3, grammar=Grammar(rules=("ab?",))),
+        sglang=SGLangSettings(grammar_backend="llguidance"),
     ),
 )

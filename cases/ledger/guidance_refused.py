@@ -8,10 +8,7 @@ docs/findings/guidance-refused.
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, small_case, small_patch
 from .impossible_sampler import FORBIDDEN, GUIDANCE
 
 ENTRY = Entry(
@@ -19,27 +16,15 @@ ENTRY = Entry(
     title="Leave a grammar of llguidance as it was when it refuses a token",
     rule="engine.crash",
     buggy="0.5.10 -",
-    fixed="",
     trigger="grammar-backend llguidance, and a request whose grammar allows only what min_new_tokens or a custom logit "
     "processor forbids",
-    remedy=Patch(
-        name="guidance-stays-when-it-refuses",
-        edits=(
-            Edit(
-                target="sglang.srt.constrained.llguidance_backend.GuidanceGrammar.accept_token",
-                match="self.ll_matcher.consume_token(token)\n",
-                replacement="if not self.ll_matcher.try_consume_tokens([token]):\n"
-                "    self._check_err()\n"
-                '    raise ValueError(f"the grammar does not allow token {token}")\n',
-            ),
-        ),
+    remedy=small_patch(
+        "guidance-stays-when-it-refuses",
+        "sglang.srt.constrained.llguidance_backend.GuidanceGrammar.accept_token",
+        "self.ll_matcher.consume_token(token)\n",
+        "if not self.ll_matcher.try_consume_tokens([token]):\n"
+        "    self._check_err()\n"
+        '    raise ValueError(f"the grammar does not allow token {token}")\n',
     ),
-    case=Case(
-        name="guidance-refused",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(replace(FORBIDDEN, max_new_tokens=2),),
-        engine=GUIDANCE,
-        exercises=("impossible",),
-    ),
+    case=small_case(replace(FORBIDDEN, max_new_tokens=2), engine=GUIDANCE, exercises=("impossible",)),
 )

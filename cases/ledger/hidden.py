@@ -11,11 +11,9 @@
 
 from typing import Any
 
-from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
-from ..entry import Entry
+from ..entry import Edit, Entry, Event, Patch, Request, small_case, small_patch
 
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _PREFILL = f"{_RESULTS}._append_prefill_hidden_states"
@@ -110,15 +108,11 @@ _STANDALONE = Patch(
 )
 
 
-_NO_TOKENS = Patch(
-    name="states-of-the-prompt-alone",
-    edits=(
-        Edit(
-            target="sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept",
-            match="hs = hs[: req.finished_len]",
-            replacement="hs = hs[: max(req.finished_len, int(req.sampling_params.max_new_tokens == 0))]",
-        ),
-    ),
+_NO_TOKENS = small_patch(
+    "states-of-the-prompt-alone",
+    "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept",
+    "hs = hs[: req.finished_len]",
+    "hs = hs[: max(req.finished_len, int(req.sampling_params.max_new_tokens == 0))]",
 )
 
 
@@ -138,11 +132,10 @@ def _entry(
         title=title,
         rule="output.hidden",
         buggy=f"{'0.5.12' if plain else since} -",
-        fixed="",
         trigger=trigger,
         remedy=remedy,
         within="shifted" if plain else DECLARED_VIEW,
-        case=Case(name=name, model=model, num_steps=1, requests=requests, **what),
+        case=small_case(*requests, model=model, **what),
     )
 
 

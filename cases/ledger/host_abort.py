@@ -6,10 +6,7 @@ requests but one, and aborts the last with status 500, "Out of memory even after
 has room for it. The remedy waits for the copies before it gives the last one up. docs/findings/host-abort.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, SGLangSettings, small_case, small_patch
 
 _LAST = "if len(sorted_indices) <= 1 and not self.check_decode_mem("
 
@@ -18,28 +15,19 @@ ENTRY = Entry(
     title="Wait for copies to the host before the last request is given up",
     rule="schedule.events",
     buggy="0.5.21 -",
-    fixed="",
     trigger="--enable-hierarchical-cache, and a request that ends beside another one in a pool they nearly fill",
-    remedy=Patch(
-        name="copies-are-awaited",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
-                match=_LAST,
-                replacement=f"{_LAST}selected_indices=sorted_indices):\n"
-                '    if hasattr(self.tree_cache, "writing_check"):\n'
-                f"        self.tree_cache.writing_check(write_back=True)\n{_LAST}",
-            ),
-        ),
+    remedy=small_patch(
+        "copies-are-awaited",
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        _LAST,
+        f"{_LAST}selected_indices=sorted_indices):\n"
+        '    if hasattr(self.tree_cache, "writing_check"):\n'
+        f"        self.tree_cache.writing_check(write_back=True)\n{_LAST}",
     ),
-    case=Case(
-        name="host-abort",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=tuple(range(1, 38)), max_new_tokens=1),
+        Request(id="b", prompt=tuple(range(38, 58)), max_new_tokens=3),
         num_steps=4,
-        requests=(
-            Request(id="a", prompt=tuple(range(1, 38)), max_new_tokens=1),
-            Request(id="b", prompt=tuple(range(38, 58)), max_new_tokens=3),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=256)),
+        sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=256),
     ),
 )

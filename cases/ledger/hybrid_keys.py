@@ -11,10 +11,7 @@ chunk that token is the prompt's next one. A state is not kept at the last token
 It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 _SHARED = tuple(range(64))  # states are tracked every 64 tokens
 
@@ -23,7 +20,6 @@ ENTRY = Entry(
     title="Key the prefix cache in pairs with EAGLE where layers keep a state, too",
     rule="draft.kv",
     buggy="0.5.13 -",
-    fixed="",
     trigger="layers that keep a state (Qwen3-Next, Nemotron-H), the prefix cache, two prompts that part at a state",
     remedy=Patch(
         name="pairs-beside-states",
@@ -45,14 +41,10 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="hybrid-keys",
+    case=small_case(
+        Request(id="a", prompt=(*_SHARED, 70), max_new_tokens=1),
+        Request(id="b", prompt=(*_SHARED, 80), max_new_tokens=2, arrive=4),
         model="qwen3-next-nextn",
-        num_steps=1,
-        requests=(
-            Request(id="a", prompt=(*_SHARED, 70), max_new_tokens=1),
-            Request(id="b", prompt=(*_SHARED, 80), max_new_tokens=2, arrive=4),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+        sglang=SGLangSettings(radix_cache=True),
     ),
 )

@@ -7,12 +7,10 @@ the request is given some token, its grammar refuses it, and it alone is aborted
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Processor, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.grammar import ends
-from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.families import RECIPES
 
-from ..entry import Entry
+from ..entry import EngineSettings, Entry, Grammar, Processor, Request, Sampling, SGLangSettings, small_case, small_patch
 
 _SCALE = "logits.div_(sampling_info.temperatures)"
 _SAMPLED = Sampling(top_p=0.9)
@@ -35,28 +33,14 @@ ENTRY = Entry(
     title="Give up the request alone that samples where no token is allowed",
     rule="engine.crash",
     buggy="0.5.9 -",
-    fixed="",
     trigger="--sampling-backend pytorch, top_k, top_p or min_p in a batch, and a request of it whose grammar allows only what "
     "min_new_tokens or a custom logit processor forbids",
-    remedy=Patch(
-        name="rows-without-a-token-are-sampled",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.sampler.Sampler.forward",
-                match=_SCALE,
-                replacement=f'logits.masked_fill_(logits.amax(-1, keepdim=True) == float("-inf"), 0.0)\n{_SCALE}',
-            ),
-        ),
+    remedy=small_patch(
+        "rows-without-a-token-are-sampled",
+        "sglang.srt.layers.sampler.Sampler.forward",
+        _SCALE,
+        f'logits.masked_fill_(logits.amax(-1, keepdim=True) == float("-inf"), 0.0)\n{_SCALE}',
     ),
-    case=Case(
-        name="impossible-sampler",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(replace(FORBIDDEN, sampling=_SAMPLED),),
-        engine=GUIDANCE,
-        exercises=("impossible",),
-    ),
-    also=(
-        Case(name="impossible-sampler-2", model="llama-tiny", num_steps=1, requests=(_HELD_BACK,), exercises=("impossible",)),
-    ),
+    case=small_case(replace(FORBIDDEN, sampling=_SAMPLED), engine=GUIDANCE, exercises=("impossible",)),
+    also=(small_case(_HELD_BACK, name="impossible-sampler-2", exercises=("impossible",)),),
 )

@@ -9,39 +9,29 @@ Compiled kernels do not say so; on a GPU a guard behind the buffer does (engines
 wide as the largest batch needs, so there it takes a batch of that size.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Entry, OnCuda, Request, SGLangSettings, small_case, small_patch
 
 ENTRY = Entry(
     id="indices-overflow",
     title="Make draft decode's rows of KV indices wide enough for its own steps",
     rule="kernel.memory",
     buggy="0.5.12 -",
-    fixed="",
     trigger="num_steps >= 5 and the requests of a batch on the average less than num_steps from their context length",
-    remedy=Patch(
-        name="wider-indices",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
-                match="self.attn_backends[0].max_context_len",
-                replacement="self.attn_backends[0].max_context_len + speculative_num_steps",  # for graphs and without
-            ),
-        ),
+    remedy=small_patch(
+        "wider-indices",
+        "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
+        "self.attn_backends[0].max_context_len",
+        "self.attn_backends[0].max_context_len + speculative_num_steps",  # for graphs and without
     ),
     on_cuda=OnCuda(
         triton_alone="it is a bug of the Triton backend",
         modes=("one",),  # graphs for its own batch only
         hidden=dict.fromkeys(("graphs", "overlap"), "graphs share one buffer, as wide as their largest batch needs"),
     ),
-    case=Case(
-        name="indices-overflow",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(30, 75), max_new_tokens=12),
         num_steps=5,
-        requests=(Request(id="a", prompt=(30, 75), max_new_tokens=12),),
         exercises=("draft_decode",),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+        sglang=SGLangSettings(context_length=16),
     ),
 )

@@ -3,10 +3,7 @@
 Ids above the vocabulary, which stand for images, are replaced by 0; so is the last one. With or without speculative decoding.
 """
 
-from eagletwin.harness.core.case import Case, Logprobs, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Logprobs, Patch, Request, small_case
 
 _EDIT = {
     "match": "x if x < self.model_config.vocab_size - 1 else 0",
@@ -18,7 +15,6 @@ ENTRY = Entry(
     title="Return the vocabulary's last token in logprobs of a prompt",
     rule="output.logprobs",
     buggy="0.5.9 -",
-    fixed="",
     trigger="return_logprob with logprob_start_len, and a prompt that holds the vocabulary's last token",
     remedy=Patch(
         name="last-token-in-logprobs",
@@ -38,10 +34,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="input-logprob-id",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7, 95), max_new_tokens=1, logprobs=Logprobs(start=0)),),
-    ),
+    case=small_case(Request(id="a", prompt=(7, 95), max_new_tokens=1, logprobs=Logprobs(start=0))),
 )

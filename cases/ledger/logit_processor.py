@@ -4,10 +4,7 @@ The first token has them, as its prefill goes through SGLang's sampler. Reported
 SGLang's other algorithms apply them in their verify.
 """
 
-from eagletwin.harness.core.case import Case, Processor, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Processor, Request, small_case
 
 _APPLY = """if sampling_info.has_custom_logit_processor:
     from sglang.srt.layers.sampler import apply_custom_logit_processor
@@ -25,7 +22,6 @@ ENTRY = Entry(
     title="Apply custom logit processors in EAGLE's verify",
     rule="verify.accept",
     buggy="0.5.9 -",
-    fixed="",
     trigger="--enable-custom-logit-processor, and a request that has one",
     remedy=Patch(
         name="processors-in-verify",
@@ -33,10 +29,5 @@ ENTRY = Entry(
         # up to 0.5.13, of the v2 worker; the older one has them
         otherwise=(_apply("sglang.srt.speculative.eagle_info_v2.EagleVerifyInputV2Mixin.sample", "self"),),
     ),
-    case=Case(
-        name="logit-processor",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2, processor=Processor(kind="forbid", seed=2)),),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2, processor=Processor(kind="forbid", seed=2))),
 )

@@ -3,10 +3,7 @@
 Reported in issue 10617, which says the same of logit_bias; that is applied in 0.5.23.
 """
 
-from eagletwin.harness.core.case import Case, Request, Sampling
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, Sampling, small_case, small_patch
 
 _CUT = """if sampling_info.need_min_p_sampling:
     min_ps = torch.repeat_interleave(sampling_info.min_ps, verify_input.draft_token_num, dim=0).view(-1, 1)
@@ -19,22 +16,12 @@ ENTRY = Entry(
     title="Apply min_p in EAGLE's verify",
     rule="verify.probabilities",
     buggy="0.5.9 -",
-    fixed="",
     trigger="min_p above 0, and a temperature",
-    remedy=Patch(
-        name="min-p-in-verify",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_utils.eagle_sample",
-                match="target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
-                replacement=_CUT + "target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
-            ),
-        ),
+    remedy=small_patch(
+        "min-p-in-verify",
+        "sglang.srt.speculative.eagle_utils.eagle_sample",
+        "target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
+        _CUT + "target_probs = target_probs.reshape(bs, verify_input.draft_token_num, -1)",
     ),
-    case=Case(
-        name="min-p",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling(temperature=3, min_p=1)),),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling(temperature=3, min_p=1))),
 )

@@ -5,27 +5,20 @@ before it makes its masks. A prefill does not, and needs not for requests whose 
 requests that run a token as well, and their masks are those of the step before. docs/findings/mixed-grammar.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Entry, Grammar, Needs, OnCuda, Request, SGLangSettings, small_case, small_patch
 from .grammar_stride import BY_DISTANCE
 
 _BARRIER = 'fwd_kwargs["grammar_barrier"] = ('
-_READ_BEFORE = Patch(
-    name="grammars-read-before-a-mixed-step",
-    edits=(
-        Edit(
-            target="sglang.srt.managers.scheduler.Scheduler.run_batch",
-            match=_BARRIER,
-            replacement=f"""if batch.decoding_reqs:
+_READ_BEFORE = small_patch(
+    "grammars-read-before-a-mixed-step",
+    "sglang.srt.managers.scheduler.Scheduler.run_batch",
+    _BARRIER,
+    f"""if batch.decoding_reqs:
     # Rows of running requests in a prefill batch are
     # sampled without verify(), by masks that follow
     # the tokens of the batch before.
     self._advance_pending_grammar()
 {_BARRIER}""",
-        ),
-    ),
 )
 
 # b's text is `a` when a's prefill gives it one token more, which must be an end and is an `a` again.
@@ -34,21 +27,15 @@ ENTRY = Entry(
     title="Have grammars read the step before, before a mixed step masks the requests that run",
     rule="grammar.mask",
     buggy="0.5.19 -",
-    fixed="",
     trigger="overlap, --enable-mixed-chunk, and a request with a grammar that decodes beside another request's prefill",
     needs=Needs(overlap=True),
     remedy=_READ_BEFORE,
     # its second row shows grammar-stride, too, which is mended on both sides
     on_cuda=OnCuda(green=(_READ_BEFORE, BY_DISTANCE), red=(BY_DISTANCE,), until="0.5.23"),
-    case=Case(
-        name="mixed-grammar",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(
-            Request(id="a", prompt=(49,), max_new_tokens=1, arrive=1),
-            Request(id="b", prompt=(49,), max_new_tokens=2, grammar=Grammar(rules=("a",))),
-        ),
+    case=small_case(
+        Request(id="a", prompt=(49,), max_new_tokens=1, arrive=1),
+        Request(id="b", prompt=(49,), max_new_tokens=2, grammar=Grammar(rules=("a",))),
         exercises=("mixed_step",),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+        sglang=SGLangSettings(mixed_chunks=True),
     ),
 )

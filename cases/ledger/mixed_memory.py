@@ -5,10 +5,7 @@ what they set aside for two rounds of drafts fits beside this chunk; nothing ask
 not fit any more, the prefill goes on without slots. With windows it waits for some. docs/findings/mixed-memory.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 
 def _leave(match: str, end: str) -> Edit:
@@ -32,23 +29,18 @@ ENTRY = Entry(
     title="Leave the slots that the rest of a prompt in chunks needs to it in a mixed step",
     rule="engine.crash",
     buggy="0.5.19 -",
-    fixed="",
     trigger="--enable-mixed-chunk, no windows, and a prompt in chunks beside requests that run, in a pool they nearly fill",
     remedy=Patch(
         name="mixed-steps-leave-the-rest-of-a-prompt-its-slots",
         edits=(_leave("if not running_batch.is_empty() and running_batch.check_decode_mem():", "extend_end"),),
         otherwise=(_leave("if not running_batch.is_empty():", "extend_range.end"),),  # up to 0.5.21, which do not ask at all
     ),
-    case=Case(
-        name="mixed-memory",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(2,) * 49, max_new_tokens=1, arrive=1),
+        Request(id="b", prompt=(1,) * 8, max_new_tokens=4),
         num_steps=3,
         chunked_prefill_size=44,
-        requests=(
-            Request(id="a", prompt=(2,) * 49, max_new_tokens=1, arrive=1),
-            Request(id="b", prompt=(1,) * 8, max_new_tokens=4),
-        ),
         exercises=("chunked_prefill",),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, max_total_tokens=64)),
+        sglang=SGLangSettings(mixed_chunks=True, max_total_tokens=64),
     ),
 )

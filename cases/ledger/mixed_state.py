@@ -8,10 +8,7 @@ prefix goes on from it, and reads tokens twice. docs/findings/mixed-state.
 Up to 0.5.22 a mixed step keeps no state at all (issue #39342), which shows first, by the same rule.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 _CUT = "truncated = cand_extend_input_len > _rem_tokens"
 # A chunk of less than a page ends inside one all the same, so that the prompt goes on: nothing is kept of the chunks behind it.
@@ -36,7 +33,6 @@ ENTRY = Entry(
     title="Cut the later chunks of a model that keeps states at a page's end, as the first one is",
     rule="state.tracked",
     buggy="0.5.19 -",
-    fixed="",
     trigger="--enable-mixed-chunk, the prefix cache, pages of several tokens, states, and a prompt in three chunks",
     remedy=Patch(
         name="chunks-end-with-pages",
@@ -44,17 +40,13 @@ ENTRY = Entry(
         otherwise=(_WHOLE_PAGES, _behind_a_page("req.extend_range.length >= checkpoint_grid", "len(req.prefix_indices)")),
     ),
     # the model keeps a state after each 64 tokens; of the third chunk, 129 to 193, that after row 192, as the one after row 191
-    case=Case(
-        name="mixed-state",
+    case=small_case(
+        Request(id="a", prompt=(1,), max_new_tokens=8),
+        Request(id="b", prompt=(7, 5) * 97, max_new_tokens=1, arrive=1),
         model="qwen3-next-nextn",
-        num_steps=1,
         page_size=2,
         chunked_prefill_size=66,
-        requests=(
-            Request(id="a", prompt=(1,), max_new_tokens=8),
-            Request(id="b", prompt=(7, 5) * 97, max_new_tokens=1, arrive=1),
-        ),
         exercises=("mixed_step",),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, radix_cache=True)),
+        sglang=SGLangSettings(mixed_chunks=True, radix_cache=True),
     ),
 )

@@ -11,10 +11,7 @@ all of them up. Where the prompt ends inside the window the token is not known y
 it, as at the end of the prompt, and the row is provisional (entry boundary-kv).
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Loses
+from ..entry import Edit, Entry, Loses, Patch, Request, small_case
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_prefill"
 
@@ -53,16 +50,14 @@ def _entry(layers: int, model: str, prompt: tuple[int, ...], chunk: int) -> Entr
         title=f"Give each of {layers} layers the tokens that follow the chunk",
         rule="draft.input_ids",
         buggy="0.5.9 -",
-        fixed="",
         trigger="multi-layer EAGLE, and a prompt in two chunks or more that goes on otherwise than predicted",
         loses=Loses("prompts longer than a chunk", layers=True, num_steps=layers),
         remedy=ALL_LAYERS,
-        case=Case(
-            name=f"multi-layer-chunk-tail-{layers}",
+        case=small_case(
+            Request(id="a", prompt=prompt, max_new_tokens=2),
             model=model,
             num_steps=layers,
             chunked_prefill_size=chunk,
-            requests=(Request(id="a", prompt=prompt, max_new_tokens=2),),
             exercises=("chunked_prefill", "chunk_tail_differs"),
         ),
     )

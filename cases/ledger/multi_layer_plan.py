@@ -16,10 +16,7 @@ runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that o
 
 from collections.abc import Mapping
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import IN_A_GRAPH, Entry, Loses, OnCuda
+from ..entry import IN_A_GRAPH, Edit, Entry, Loses, OnCuda, Patch, Request, small_case, small_patch
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _REVERTS = {
@@ -60,19 +57,12 @@ if step == 0: self.draft_runner_list[step].attn_backend.init_forward_metadata(""
 
 
 # Of 0.5.13 to 0.5.15.post1, whose verify comes first and is as wrong.
-_PLAN_VERIFY = Patch(
-    name="plan-verify",
-    edits=(
-        Edit(
-            target=f"{_FILE}.MultiLayerEagleWorkerV2.verify",
-            match="verify_forward_batch.mark_forward_metadata_ready()",
-            replacement="pass",
-        ),
-    ),
+_PLAN_VERIFY = small_patch(
+    "plan-verify", f"{_FILE}.MultiLayerEagleWorkerV2.verify", "verify_forward_batch.mark_forward_metadata_ready()", "pass"
 )
 
 
-def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Patch]) -> Entry:
+def _entry(part: str, title: str, rule: str, beside: Mapping[str, Patch]) -> Entry:
     return Entry(
         id=f"multi-layer-plan-{part}",
         title=title,
@@ -85,27 +75,21 @@ def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Pa
         loses=Loses("always", layers=True, num_steps=2) if part == "extend" else None,
         revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         on_cuda=OnCuda(hidden=IN_A_GRAPH),
-        case=case,
-    )
-
-
-def _case(part: str, num_steps: int) -> Case:
-    return Case(
-        name=f"multi-layer-plan-{part}",
-        model="llama-mtp",
-        num_steps=num_steps,
-        # as many tokens as a round has rows: with the plan of fewer, rows of the output are never written, and say anything
-        requests=(Request(id="a", prompt=(5, 60, 33), max_new_tokens=2),),
+        case=small_case(
+            # as many tokens as a round has rows: with the plan of fewer, rows of the output are never written, and say anything
+            Request(id="a", prompt=(5, 60, 33), max_new_tokens=2),
+            model="llama-mtp",
+            num_steps=2,
+        ),
     )
 
 
 ENTRIES = (
-    _entry("verify", "Plan the attention of target verify", "target.hidden", _case("verify", 2), {}),
+    _entry("verify", "Plan the attention of target verify", "target.hidden", {}),
     _entry(
         "extend",
         "Plan the attention of each layer's draft extend",
         "draft.proposal",
-        _case("extend", 2),
         {"0.5.15.post1": _PLAN_VERIFY},
     ),
 )

@@ -4,10 +4,7 @@ The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does 
 argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Edit, Entry, OnCuda, Patch, Request, small_case
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation"
 
@@ -27,10 +24,5 @@ ENTRY = Entry(
         ),
     ),
     on_cuda=OnCuda(hidden={"overlap": "with overlap the scheduler does not hand the argument over"}),
-    case=Case(
-        name="multi-layer-pp-proxy",
-        model="llama-mtp",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=1),),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp"),
 )

@@ -14,10 +14,7 @@ With three steps and more the server ends on a GPU, as the list of parents is to
 layers should be is not defined: the judge takes the tree that is verified as it is, and judges what verify makes of it.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Case, Edit, Entry, Needs, OnCuda, Patch, Request, small_case, small_patch
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
@@ -72,7 +69,6 @@ def _entry(part: str, title: str, rule: str, case: Case, trigger: str, *, first:
         title=title,
         rule=rule,
         buggy=f"{first} -",
-        fixed="",
         trigger=trigger,
         remedy=REMEDY,
         on_cuda=OnCuda(one_graph=IN_ONE_GRAPH),
@@ -84,12 +80,11 @@ PATH = _entry(
     "path",
     "Move the accepted path to the front after a multi-layer draft as well",
     "commit.path",
-    Case(
-        name="multi-layer-topk-path",
+    small_case(
+        Request(id="a", prompt=(7, 19, 3), max_new_tokens=5),
         model="llama-mtp",
         num_steps=2,
         topk=2,
-        requests=(Request(id="a", prompt=(7, 19, 3), max_new_tokens=5),),
         exercises=("tree", "path_not_in_front"),
     ),
     "multi-layer EAGLE, topk > 1, num_steps >= 2, and a root's child that is not its first is accepted",
@@ -99,12 +94,12 @@ WINDOWS = _entry(
     "windows",
     "Move each request's window on by its own proposal",
     "draft.input_ids",
-    Case(
-        name="multi-layer-topk-windows",
+    small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=2),
+        Request(id="b", prompt=(9,), max_new_tokens=2),
         model="llama-mtp",
         num_steps=2,
         topk=2,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2), Request(id="b", prompt=(9,), max_new_tokens=2)),
         exercises=("tree", "batch"),
     ),
     "multi-layer EAGLE, topk > 1, num_steps >= 2, and two requests in a batch",
@@ -116,27 +111,21 @@ PARENTS = Entry(
     title="Give each layer behind the first as many parents as it has branches",
     rule="engine.crash",
     buggy="0.5.21 -",
-    fixed="",
     trigger="a GPU, multi-layer EAGLE, topk > 1, num_steps >= 3",
     needs=Needs(device="cuda"),
-    remedy=Patch(
-        name="parents-of-all-layers",
-        edits=(
-            Edit(
-                target=f"{_DRAFTER}._draft_forward_organize",
-                match="(tree_info[2].size(0), 1),",
-                replacement="""# The tree kernels step from one request's parents to the next
+    remedy=small_patch(
+        "parents-of-all-layers",
+        f"{_DRAFTER}._draft_forward_organize",
+        "(tree_info[2].size(0), 1),",
+        """# The tree kernels step from one request's parents to the next
 # by topk * (num_steps - 1) + 1.
 (tree_info[2].size(0), self.topk),""",
-            ),
-        ),
     ),
-    case=Case(
-        name="multi-layer-topk-parents",
+    case=small_case(
+        Request(id="a", prompt=(59,), max_new_tokens=5),
         model="llama-mtp",
         num_steps=3,
         topk=2,
-        requests=(Request(id="a", prompt=(59,), max_new_tokens=5),),
         exercises=("tree",),
     ),
 )

@@ -8,10 +8,7 @@ for so many: they are written behind their end. docs/findings/overlap-context-en
 indices-overflow is the same list of slots, in the last round itself; pipeline-tail, in a pipeline's. This fix cures all three.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Entry, Needs, OnCuda, Request, SGLangSettings, small_case, small_patch
 
 # Its last round begins with 11 tokens and ends with 17, one more than its context holds.
 ENTRY = Entry(
@@ -19,33 +16,26 @@ ENTRY = Entry(
     title="Have the Triton backend count on as many rows as a row of req_to_token has",
     rule="kernel.memory",
     buggy="0.5.12 -",
-    fixed="",
     trigger="overlap, num_steps >= 5, and a batch whose requests a round with accepted drafts brings behind their context",
     needs=Needs(overlap=True),
-    remedy=Patch(
-        name="as-many-rows-as-req-to-token-has",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__",
-                match="self.max_context_len = model_runner.model_config.context_len",
-                replacement="""# The most rows a request can have. A round that ends a request may commit
+    remedy=small_patch(
+        "as-many-rows-as-req-to-token-has",
+        "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__",
+        "self.max_context_len = model_runner.model_config.context_len",
+        """# The most rows a request can have. A round that ends a request may commit
 # more than the context holds, and with overlap the next round is launched
 # before that is seen; req_to_token has room for both.
 self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
-            ),
-        ),
     ),
     on_cuda=OnCuda(
         triton_alone="it is a bug of the Triton backend",
         modes=("one",),  # graphs for its own batch only
         hidden=dict.fromkeys(("graphs", "overlap"), "graphs share one buffer, as wide as their largest batch needs"),
     ),
-    case=Case(
-        name="overlap-context-end",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(78,), max_new_tokens=13),
         num_steps=5,
-        requests=(Request(id="a", prompt=(78,), max_new_tokens=13),),
         exercises=("draft_decode", "accept_all"),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+        sglang=SGLangSettings(context_length=16),
     ),
 )

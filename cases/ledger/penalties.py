@@ -8,10 +8,7 @@
 
 from textwrap import indent
 
-from eagletwin.harness.core.case import Case, Event, Penalties, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Event, Patch, Penalties, Request, small_case
 
 
 def _recount(orchestrator: str, under_way: str) -> str:
@@ -70,11 +67,10 @@ def _entry(number: str, title: str, rule: str, trigger: str, request: Request, *
         title=title,
         rule=rule,
         buggy="0.5.9 -",
-        fixed="",
         trigger=trigger,
         remedy=_REMEDY,
         recorded="which token a prefill may give depends on its logits" if number else "",
-        case=Case(name=f"penalties{number}", model="llama-tiny", num_steps=1, requests=(request,), events=events),
+        case=small_case(request, events=events),
     )
 
 

@@ -21,72 +21,49 @@ Without a pipeline none of them happens: a request that has ended is not drafted
 docs/findings has a report of each.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Logprobs, Request, Sampling, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
+from functools import partial
 
-from ..entry import Entry, Needs
+from ..entry import Edit, Entry, Event, Logprobs, Needs, Patch, Request, Sampling, SGLangSettings, small_case, small_patch
 
-_IN_STAGES = Needs(pp=2)
+_entry, _case = partial(Entry, buggy="0.5.21 -", needs=Needs(pp=2)), partial(small_case, model="llama-gqa")
 _MIXIN = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
 _ADD_CHUNK = "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req"
 
 # Its last round begins with 12 tokens and ends with 17, one more than its context holds.
-TAIL = Entry(
+TAIL = _entry(
     id="pipeline-tail",
     title="Make draft decode's rows of KV indices wide enough for a draft behind the end of a context",
     rule="kernel.memory",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, and a request that a round with accepted drafts brings to the end of its context",
-    loses=None,
-    case=Case(
-        name="pipeline-tail",
-        model="llama-gqa",
+    case=_case(
+        Request(id="a", prompt=(24, 27, 38, 48, 49, 0, 44), max_new_tokens=7),
         num_steps=4,
-        requests=(Request(id="a", prompt=(24, 27, 38, 48, 49, 0, 44), max_new_tokens=7),),
         exercises=("draft_decode", "accept_all"),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+        sglang=SGLangSettings(context_length=16),
     ),
-    needs=_IN_STAGES,
-    remedy=Patch(
-        name="room-behind-the-context",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
-                match="self.attn_backends[0].max_context_len",
-                replacement="self.attn_backends[0].max_context_len + 2 * speculative_num_steps + 1",
-            ),
-        ),
+    remedy=small_patch(
+        "room-behind-the-context",
+        "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
+        "self.attn_backends[0].max_context_len",
+        "self.attn_backends[0].max_context_len + 2 * speculative_num_steps + 1",
     ),
 )
 
-PAUSE = Entry(
+PAUSE = _entry(
     id="pipeline-pause",
     title="Have a pipeline look at a pause",
     rule="schedule.events",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, and a pause (/pause_generation)",
-    loses=None,
-    case=Case(
-        name="pipeline-pause",
-        model="llama-gqa",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=1),),
-        events=(Event(at=0, kind="pause"),),
-    ),
-    needs=_IN_STAGES,
-    remedy=Patch(
-        name="a-pipeline-pauses",
-        edits=(
-            Edit(
-                target=f"{_MIXIN}.event_loop_pp",
-                match="""plan = self.get_next_batch_to_run(
+    case=_case(Request(id="a", prompt=(7,), max_new_tokens=1), events=(Event(at=0, kind="pause"),)),
+    remedy=small_patch(
+        "a-pipeline-pauses",
+        f"{_MIXIN}.event_loop_pp",
+        """plan = self.get_next_batch_to_run(
                     running_batch=self.running_batch, last_batch=self.last_batch
                 )
                 self.running_batch = plan.running_batch
                 self.mbs[mb_id] = plan.batch_to_run""",
-                replacement="""# What is under way comes back in a pause, and nothing follows it.
+        """# What is under way comes back in a pause, and nothing follows it.
 self.mbs[mb_id] = None
 if not self._engine_paused:
     plan = self.get_next_batch_to_run(
@@ -94,26 +71,15 @@ if not self._engine_paused:
     )
     self.running_batch = plan.running_batch
     self.mbs[mb_id] = plan.batch_to_run""",
-            ),
-        ),
     ),
 )
 
-HIDDEN = Entry(
+HIDDEN = _entry(
     id="pipeline-hidden",
     title="Tell all stages the hidden states that a request asks for",
     rule="engine.crash",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, --enable-return-hidden-states, and a request that asks for hidden states",
-    loses=None,
-    case=Case(
-        name="pipeline-hidden",
-        model="llama-gqa",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=1, hidden_states="all"),),
-    ),
-    needs=_IN_STAGES,
+    case=_case(Request(id="a", prompt=(7,), max_new_tokens=1, hidden_states="all")),
     remedy=Patch(
         name="states-go-round",
         edits=(
@@ -142,62 +108,40 @@ if self.pp_group.is_first_rank:
 )
 
 # b decodes beside a's chunks, for which a budget of two tokens leaves one.
-MIXED = Entry(
+MIXED = _entry(
     id="pipeline-mixed",
     title="Relay the tokens of a mixed step whose chunk is not the last one",
     rule="engine.crash",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, --enable-mixed-chunk, and a request that decodes beside a chunk in the middle of another's prompt",
-    loses=None,
-    case=Case(
-        name="pipeline-mixed",
-        model="llama-gqa",
-        num_steps=1,
+    case=_case(
+        Request(id="a", prompt=(7, 8, 9, 10, 11), max_new_tokens=1, arrive=1),
+        Request(id="b", prompt=(7,), max_new_tokens=3),
         chunks=(2, 2, 2),
-        requests=(
-            Request(id="a", prompt=(7, 8, 9, 10, 11), max_new_tokens=1, arrive=1),
-            Request(id="b", prompt=(7,), max_new_tokens=3),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+        sglang=SGLangSettings(mixed_chunks=True),
     ),
-    needs=_IN_STAGES,
-    remedy=Patch(
-        name="tokens-of-a-mixed-step-go-on",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
-                match="new_batch.decoding_reqs = running_batch.reqs",
-                replacement="""new_batch.decoding_reqs = running_batch.reqs
+    remedy=small_patch(
+        "tokens-of-a-mixed-step-go-on",
+        "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        "new_batch.decoding_reqs = running_batch.reqs",
+        """new_batch.decoding_reqs = running_batch.reqs
 # Each of them is given a token, whatever its chunks are.
 new_batch.contains_last_prefill_chunk = True""",
-            ),
-        ),
     ),
 )
 
 # b decodes in the turn of a's second chunk, and takes the whole budget of one token.
-EMPTY = Entry(
+EMPTY = _entry(
     id="pipeline-empty",
     title="Give a prompt's chunk a token where decoding requests leave it none",
     rule="engine.crash",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, --enable-mixed-chunk, log-probabilities, and a micro-batch of as many decoding requests as a chunk may "
     "have tokens",
-    loses=None,
-    case=Case(
-        name="pipeline-empty",
-        model="llama-gqa",
-        num_steps=1,
+    case=_case(
+        Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
+        Request(id="b", prompt=(7,), max_new_tokens=3, logprobs=Logprobs()),
         chunks=(1, 1, 1),
-        requests=(
-            Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
-            Request(id="b", prompt=(7,), max_new_tokens=3, logprobs=Logprobs()),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+        sglang=SGLangSettings(mixed_chunks=True),
     ),
-    needs=_IN_STAGES,
     remedy=Patch(
         name="no-empty-chunk",
         edits=(
@@ -219,34 +163,23 @@ if self.kv_shard_granule:""",
 )
 
 # The coin is 0.238: token 0, of probability 0.214, is refused as the first child, and accepted as the second.
-ZEROS = Entry(
+ZEROS = _entry(
     id="pipeline-zeros",
     title="Have children of different tokens in a tree that nobody drafted",
     rule="verify.accept",
-    buggy="0.5.21 -",
-    fixed="",
     trigger="--pp-size, topk > 1, and a request that samples",
-    loses=None,
-    case=Case(
-        name="pipeline-zeros",
-        model="llama-gqa",
-        num_steps=1,
+    case=_case(
+        Request(id="a", prompt=(41,), max_new_tokens=2, sampling=Sampling(temperature=1.0, seed=696)),
         topk=2,
         num_draft_tokens=3,
-        requests=(Request(id="a", prompt=(41,), max_new_tokens=2, sampling=Sampling(temperature=1.0, seed=696)),),
-        engine=EngineSettings(sglang=SGLangSettings(deterministic=True)),
+        sglang=SGLangSettings(deterministic=True),
     ),
-    needs=_IN_STAGES,
-    remedy=Patch(
-        name="different-children",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.pp_spec_relay.PPSpecRelayInput.degenerate",
-                match="tokens[:, 0] = bonus_tokens.to(torch.int64)",
-                replacement="""tokens += torch.arange(-1, num_draft_tokens - 1, device=tokens.device)
+    remedy=small_patch(
+        "different-children",
+        "sglang.srt.speculative.pp_spec_relay.PPSpecRelayInput.degenerate",
+        "tokens[:, 0] = bonus_tokens.to(torch.int64)",
+        """tokens += torch.arange(-1, num_draft_tokens - 1, device=tokens.device)
 tokens[:, 0] = bonus_tokens.to(torch.int64)""",
-            ),
-        ),
     ),
 )
 

@@ -5,10 +5,7 @@ prompt that goes on otherwise than the one before it took over a last row that b
 cache compares pairs of neighbouring tokens. It cost acceptance (2.39 fell to 2.26 in the pull request) and never output.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Loses
+from ..entry import Edit, Entry, Loses, Patch, Request, SGLangSettings, small_case
 
 ENTRY = Entry(
     id="10846",
@@ -36,15 +33,10 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="pr-10846",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(
-            Request(id="a", prompt=(7, 19, 5), max_new_tokens=1),
-            Request(id="b", prompt=(7, 19, 3), max_new_tokens=1, arrive=2),
-        ),
+    case=small_case(
+        Request(id="a", prompt=(7, 19, 5), max_new_tokens=1),
+        Request(id="b", prompt=(7, 19, 3), max_new_tokens=1, arrive=2),
         exercises=("radix_hit",),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+        sglang=SGLangSettings(radix_cache=True),
     ),
 )

@@ -4,10 +4,7 @@ The draft went on with the old ones: its proposals were right by chance, and ver
 neither a second process nor a GPU, `update_weights_from_tensor`, reached both all along.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Loses
+from ..entry import Edit, Entry, Loses, Patch, Request, SGLangSettings, small_case
 
 ENTRY = Entry(
     id="22088",
@@ -35,11 +32,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="pr-22088",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
-        engine=EngineSettings(sglang=SGLangSettings(update_weights="disk")),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), sglang=SGLangSettings(update_weights="disk")),
 )

@@ -4,7 +4,7 @@ CUDA graphs need a GPU. The draft extend that keeps the states does run alone: w
 request's own last num_steps - 1 rows in this batch.
 """
 
-from eagletwin.cases.entry import FunctionCall, Probe
+from ..entry import FunctionCall, Probe
 
 _NUM_STEPS = 3
 

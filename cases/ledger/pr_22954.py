@@ -13,10 +13,7 @@ runner's attention backend, and that for both pools. To undo the fix there is to
 * `22954-attn-backend`: the same, since the pools belong to the backend.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Loses
+from ..entry import Edit, Entry, Loses, Patch, Request, small_case
 
 _DRAFTER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 _RUNNER = "self.draft_runner_list[step]"
@@ -116,12 +113,7 @@ def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad:
         trigger=trigger,
         loses=Loses("always", layers=True, num_steps=2),
         revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
-        case=Case(
-            name=f"pr-22954-{part}",
-            model="llama-mtp",
-            num_steps=2,
-            requests=(Request(id="a", prompt=(7,), max_new_tokens=1),),
-        ),
+        case=small_case(Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp", num_steps=2),
     )
 
 

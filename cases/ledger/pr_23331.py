@@ -6,9 +6,7 @@ every round that is shorter than the longest, all requests of a batch but the fi
 their output is wrong. Mamba-2's kernel still does (entry `adaptive-scan`).
 """
 
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, small_patch
 from . import adaptive_scan
 
 ENTRY = Entry(
@@ -19,16 +17,11 @@ ENTRY = Entry(
     fixed="0.5.13",
     hidden="releases before 0.5.13 have these layers elsewhere, and choose the number of steps otherwise: they are not driven",
     trigger="--speculative-adaptive, layers of the gated delta rule (Qwen3-Next), two requests in a batch",
-    revert=Patch(
-        name="revert-23331",
-        edits=(
-            Edit(
-                target="sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
-                ".fused_sigmoid_gating_delta_rule_update",
-                match="cache_stride_steps = intermediate_states_buffer.stride(0) // (HV * K * V)",
-                replacement="cache_stride_steps = cache_steps",
-            ),
-        ),
+    revert=small_patch(
+        "revert-23331",
+        "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
+        "cache_stride_steps = intermediate_states_buffer.stride(0) // (HV * K * V)",
+        "cache_stride_steps = cache_steps",
     ),
-    case=adaptive_scan.of_model("pr-23331", "qwen3-next-nextn"),
+    case=adaptive_scan.of_model("qwen3-next-nextn"),
 )

@@ -4,10 +4,7 @@ The worker moved `positions` on before each draft forward instead of after it, s
 rotary embedding, and so its KV rows and proposals, were off by one; verification hid it.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Patch
-
-from ..entry import Entry, Loses
+from ..entry import Entry, Loses, Patch, Request, small_case
 
 ENTRY = Entry(
     id="25015",
@@ -19,11 +16,5 @@ ENTRY = Entry(
     trigger="num_steps >= 2 and a draft that uses positions; any topk, page size, batch",
     loses=Loses("always", layers=False, num_steps=2),
     revert=Patch(name="revert-25015", sglang_toggle=25015),
-    case=Case(
-        name="pr-25015",
-        model="llama-tiny",
-        num_steps=2,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
-        exercises=("draft_decode",),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), num_steps=2, exercises=("draft_decode",)),
 )

@@ -5,8 +5,7 @@ Step j writes each request's slot of column M + j - 1, and no other; the last st
 is handed the slots of all, which the backend refuses by an assertion.
 """
 
-from eagletwin.cases.entry import FunctionCall, Probe
-from eagletwin.harness.core.patch import Edit, Patch
+from ..entry import FunctionCall, Probe, small_patch
 
 BACKEND = "sglang.srt.layers.attention.deepseek_v4_backend.DeepseekV4AttnBackend"
 COMMITTED, NUM_STEPS = (5, 9), 3
@@ -39,14 +38,10 @@ ENTRY = Probe(
         what="slots planned for draft decode step",
         words=f"step_slots {COMMITTED} {NUM_STEPS}",
     ),
-    revert=Patch(
-        name="revert-26239",
-        edits=(
-            Edit(
-                target=f"{BACKEND}._build_forward_metadata",
-                match="if self.topk > 0 and self.speculative_num_steps > 1:",
-                replacement="if False:",
-            ),
-        ),
+    revert=small_patch(
+        "revert-26239",
+        f"{BACKEND}._build_forward_metadata",
+        "if self.topk > 0 and self.speculative_num_steps > 1:",
+        "if False:",
     ),
 )

@@ -4,10 +4,7 @@ At a chunk that ends at K the draft's row K-1 was given the target's argmax inst
 KV row for the rest of the request.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Patch
-
-from ..entry import Entry, Loses
+from ..entry import Entry, Loses, Patch, Request, small_case
 
 ENTRY = Entry(
     id="26329",
@@ -19,19 +16,15 @@ ENTRY = Entry(
     trigger="a prompt in two chunks or more, and a target argmax at a chunk's end that is not the next prompt token",
     loses=Loses("prompts longer than a chunk", layers=False),
     revert=Patch(name="revert-26329", sglang_toggle=26329),
-    case=Case(
-        name="pr-26329",
-        model="llama-tiny",
-        num_steps=1,
+    case=small_case(
+        Request(id="a", prompt=(7, 19, 3), max_new_tokens=2),
         chunked_prefill_size=2,
-        requests=(Request(id="a", prompt=(7, 19, 3), max_new_tokens=2),),
         exercises=("chunked_prefill", "chunk_tail_differs"),
     ),
-    claim=Case(
+    claim=small_case(
+        Request(id="a", prompt=(7, 19, 3, 5, 11, 2, 9, 4, 8, 1, 6, 12), max_new_tokens=40),
         name="claim",
-        model="llama-tiny",
         num_steps=3,
         chunked_prefill_size=2,
-        requests=(Request(id="a", prompt=(7, 19, 3, 5, 11, 2, 9, 4, 8, 1, 6, 12), max_new_tokens=40),),
     ),
 )

@@ -4,10 +4,7 @@ Each branch takes whole pages, and twice that is set aside for every request; a 
 Current releases look before they write, and die on an assertion; before that look the row of the next request was overwritten.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 ENTRY = Entry(
     id="26972",
@@ -28,16 +25,13 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="pr-26972",
-        model="llama-tiny",
-        num_steps=1,
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=2),
         topk=2,
         num_draft_tokens=2,
         page_size=4,
         chunked_prefill_size=4,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
         exercises=("tree",),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=8)),
+        sglang=SGLangSettings(context_length=8),
     ),
 )

@@ -9,10 +9,7 @@ Not here: the pull request's token count of draft extend, its idle batches and i
 data-parallel attention and under CUDA graphs alone.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Loses
+from ..entry import Case, Edit, Entry, Loses, Patch, Request, small_case
 
 _COMMON = "sglang.srt.speculative.eagle_worker_common"
 _BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
@@ -67,18 +64,13 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
     )
 
 
-def _one(part: str) -> Case:
-    """The second of the root's two children is accepted: node 2, whose place is node 1's."""
-    return Case(
-        name=f"pr-26997-{part}",
-        model="llama-tiny",
-        num_steps=1,
-        topk=2,
-        num_draft_tokens=3,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=4),),
-        exercises=("tree", "path_not_in_front"),
-    )
-
+# The second of the root's two children is accepted: node 2, whose place is node 1's.
+_ONE = small_case(
+    Request(id="a", prompt=(7,), max_new_tokens=4),
+    topk=2,
+    num_draft_tokens=3,
+    exercises=("tree", "path_not_in_front"),
+)
 
 KV = _entry(
     "kv",
@@ -89,7 +81,7 @@ KV = _entry(
         replacement="(lambda *_: None)(",
     ),
     "commit.path",
-    _one("kv"),
+    _ONE,
 )
 TOKENS = _entry(
     "tokens",
@@ -100,7 +92,7 @@ TOKENS = _entry(
         replacement="    _compact_accept_to_front(",
     ),
     "commit.path",
-    _one("tokens"),
+    _ONE,
 )
 HIDDEN = _entry(
     "hidden",
@@ -111,20 +103,19 @@ HIDDEN = _entry(
         replacement="_compact_accept_to_front(",
     ),
     "commit.path",
-    _one("hidden"),
+    _ONE,
 )
 BONUS = _entry(
     "bonus",
     "Look the bonus token up with the stride of the accepted path",
     _STRIDE,
     "verify.accept",
-    Case(
-        name="pr-26997-bonus",
-        model="llama-tiny",
+    small_case(
+        Request(id="a", prompt=(17,), max_new_tokens=3),
+        Request(id="b", prompt=(72,), max_new_tokens=3),
         num_steps=2,
         topk=2,
         num_draft_tokens=4,
-        requests=(Request(id="a", prompt=(17,), max_new_tokens=3), Request(id="b", prompt=(72,), max_new_tokens=3)),
         exercises=("tree", "batch"),
     ),
     "topk > 1, more nodes than num_steps + 1, and two requests in a batch",

@@ -7,10 +7,7 @@ joins another or loses a request drops the list. A slot that was to be copied fr
 same way.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, small_case
 
 ENTRY = Entry(
     id="27095",
@@ -36,10 +33,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="pr-27095",
-        model="qwen3-next-nextn",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(49,), max_new_tokens=2),),
-    ),
+    case=small_case(Request(id="a", prompt=(49,), max_new_tokens=2), model="qwen3-next-nextn"),
 )

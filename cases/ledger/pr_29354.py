@@ -6,10 +6,7 @@ was dropped from the cache until the request's turn came, its prefill began at t
 noted slot held by then. Output is wrong. A prefill of Mamba-2 without a prefix reads no state, and is right.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, SGLangSettings, small_case, small_patch
 
 _SHARED = (*range(64), 70)  # states are tracked every 64 tokens
 
@@ -21,26 +18,18 @@ ENTRY = Entry(
     fixed="0.5.15",
     last_bad="0.5.14",
     trigger="layers of the gated delta rule (Qwen3-Next), the prefix cache, a request that waits while its prefix is dropped",
-    revert=Patch(
-        name="revert-29354",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
-                match="req.kv.mamba_cow_src_index = None",
-                replacement="pass",
-            ),
-        ),
+    revert=small_patch(
+        "revert-29354",
+        "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        "req.kv.mamba_cow_src_index = None",
+        "pass",
     ),
-    case=Case(
-        name="pr-29354",
+    case=small_case(
+        Request(id="a", prompt=_SHARED, max_new_tokens=1),
+        Request(id="b", prompt=(20, 21, 22, 23), max_new_tokens=4, arrive=2),  # takes what is left, and then a's
+        Request(id="c", prompt=_SHARED, max_new_tokens=1, arrive=3),
         model="qwen3-next-nextn",
-        num_steps=1,
         chunked_prefill_size=512,
-        requests=(
-            Request(id="a", prompt=_SHARED, max_new_tokens=1),
-            Request(id="b", prompt=(20, 21, 22, 23), max_new_tokens=4, arrive=2),  # takes what is left, and then a's
-            Request(id="c", prompt=_SHARED, max_new_tokens=1, arrive=3),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=72)),
+        sglang=SGLangSettings(radix_cache=True, max_total_tokens=72),
     ),
 )

@@ -5,24 +5,17 @@ that accepts drafts can, and then the *output* goes on past the stop token, up t
 fixed, before that was merged, in pull requests #30291 and #31569 (closed). `fuzz` finds it on any release that has it.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Entry, OnCuda, Request, small_case, small_patch
 
 # PR #33758 on the releases before it: the stop token is looked for before the length.
-STOP_FIRST = Patch(
-    name="stop-before-length",
-    edits=(
-        Edit(
-            target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
-            match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
-            replacement="""most = self.sampling_params.max_new_tokens
+STOP_FIRST = small_patch(
+    "stop-before-length",
+    "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+    "if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
+    """most = self.sampling_params.max_new_tokens
 if self._check_token_based_finish(self.output_ids[-new_accepted_len:]) and self.finished_len <= most:
     return
 if len(self.output_ids) >= most:""",
-        ),
-    ),
 )
 
 ENTRY = Entry(
@@ -33,27 +26,17 @@ ENTRY = Entry(
     fixed="0.5.18",
     last_bad="0.5.17",
     trigger="a round that accepts a stop token and reaches max_new_tokens behind it",
-    revert=Patch(
-        name="revert-33758",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
-                match="new_accepted_tokens = self.output_ids[-new_accepted_len:]\n",
-                replacement="""if len(self.output_ids) >= self.sampling_params.max_new_tokens:
+    revert=small_patch(
+        "revert-33758",
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        "new_accepted_tokens = self.output_ids[-new_accepted_len:]\n",
+        """if len(self.output_ids) >= self.sampling_params.max_new_tokens:
     self.finished_len = self.sampling_params.max_new_tokens
     self.finished_reason = FINISH_LENGTH(length=self.finished_len)
     return
 new_accepted_tokens = self.output_ids[-new_accepted_len:]
 """,
-            ),
-        ),
     ),
     on_cuda=OnCuda(green=(STOP_FIRST,), red=(), until="0.5.17"),
-    case=Case(
-        name="pr-33758",
-        model="llama-tiny",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(3,), max_new_tokens=3, stop=(43,)),),
-        exercises=("accept_all",),
-    ),
+    case=small_case(Request(id="a", prompt=(3,), max_new_tokens=3, stop=(43,)), exercises=("accept_all",)),
 )

@@ -6,10 +6,7 @@ second request of a batch on it kept the state of another row, or one of another
 wrong output. Layers of the gated delta rule cut each request by itself.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, SGLangSettings, small_case, small_patch
 
 ENTRY = Entry(
     id="37836",
@@ -19,27 +16,19 @@ ENTRY = Entry(
     fixed="0.5.20",
     last_bad="0.5.19",
     trigger="layers of Mamba-2 (Nemotron-H), the prefix cache, several prompts in a prefill",
-    revert=Patch(
-        name="revert-37836",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase"
-                "._init_track_ssm_indices_from_cpu",
-                match="is_mamba2 = isinstance(self, Mamba2AttnBackend)",
-                replacement="is_mamba2 = False",
-            ),
-        ),
+    revert=small_patch(
+        "revert-37836",
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._init_track_ssm_indices_from_cpu",
+        "is_mamba2 = isinstance(self, Mamba2AttnBackend)",
+        "is_mamba2 = False",
     ),
-    case=Case(
-        name="pr-37836",
+    case=small_case(
+        # a chunk has 16 rows: the batch has three, where its requests would have one, two and one
+        Request(id="a", prompt=(0,), max_new_tokens=1),
+        Request(id="b", prompt=tuple(range(20, 37)), max_new_tokens=1),
+        Request(id="c", prompt=tuple(range(21, 36)), max_new_tokens=1),
         model="nemotron-h-nextn",
-        num_steps=1,
         chunked_prefill_size=512,
-        requests=(  # a chunk has 16 rows: the batch has three, where its requests would have one, two and one
-            Request(id="a", prompt=(0,), max_new_tokens=1),
-            Request(id="b", prompt=tuple(range(20, 37)), max_new_tokens=1),
-            Request(id="c", prompt=tuple(range(21, 36)), max_new_tokens=1),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+        sglang=SGLangSettings(radix_cache=True),
     ),
 )

@@ -6,26 +6,21 @@ parent. Every release is so, and official EAGLE is not; it costs acceptance and 
 3.4) and follows `slot_layout`; this entry shows that the true tree is another one. What it costs: docs/explanation/trees.md.
 """
 
-from eagletwin.harness.core.case import Case, Request
-
-from ..entry import Entry, Loses
+from ..entry import Entry, Loses, Request, small_case
 
 ENTRY = Entry(
     id="8409",
     title="Let each node of the draft tree attend to its own ancestors",
     rule="draft.proposal",
     buggy="0.5.9 -",
-    fixed="",
     trigger="topk > 1, num_steps >= 3, and a node expanded on another branch than its parent",
     loses=Loses("always", layers=False, tree=True, num_steps=3),
     view="true_tree",
-    case=Case(
-        name="pr-8409",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(0,), max_new_tokens=2),
         num_steps=3,
         topk=2,
         num_draft_tokens=4,
-        requests=(Request(id="a", prompt=(0,), max_new_tokens=2),),
         exercises=("tree", "branch_changes_parent"),
     ),
 )

@@ -8,10 +8,7 @@ dropped: the draft's rows of every prompt are computed from tokens alone. Output
 It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Edit, Entry, Needs, OnCuda, Patch, Request, SGLangSettings, small_case
 
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.__init__"
 _HAS = "(self.is_multimodal or self._use_draft_input_embeds)"
@@ -24,8 +21,7 @@ ENTRY = Entry(
     title="Give the graph of a draft's prefill a slot for the input that its wrapper hands over",
     rule="draft.kv",
     buggy="0.5.23 -",
-    fixed="",
-    trigger="a GPU, graphs of prefill, a draft whose wrapper joins embeddings and hidden states (Qwen3-Next)",
+    trigger="graphs of prefill, a draft whose wrapper joins embeddings and hidden states (Qwen3-Next)",
     needs=Needs(prefill_graphs=True),
     on_cuda=OnCuda(modes=("prefill",)),
     remedy=Patch(
@@ -35,12 +31,10 @@ ENTRY = Entry(
             for name in ("enable_input_embeds", "register_input_embeds")
         ),
     ),
-    case=Case(
-        name="prefill-graph",
-        model="qwen3-next-nextn",
-        num_steps=1,
+    case=small_case(
         # of fewer than half of the tokens that a graph is for, SGLang replays none
-        requests=(Request(id="a", prompt=(30, 75, 12, 8, 51, 64, 3, 27, 90, 46), max_new_tokens=2),),
-        engine=EngineSettings(sglang=SGLangSettings(graphs=(1, 2, 4), prefill_graphs=(16, 64))),
+        Request(id="a", prompt=(30, 75, 12, 8, 51, 64, 3, 27, 90, 46), max_new_tokens=2),
+        model="qwen3-next-nextn",
+        sglang=SGLangSettings(graphs=(1, 2, 4), prefill_graphs=(16, 64)),
     ),
 )

@@ -8,10 +8,7 @@ of that prefill. Its token is thrown away, and rightly so.
 * `retracted-stream`: a streamed request that was retracted is sent a message without a token. A decode's result does the same.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs
+from ..entry import Case, Edit, Entry, Logprobs, Needs, Patch, Request, SGLangSettings, small_case
 
 # Both prompts fit the pool, and the rows that two rounds of both take do not. Of two requests with as many tokens the one with
 # the longer prompt is retracted, and up to 0.5.16 the other one: either shows it.
@@ -34,19 +31,12 @@ _SENDS_TOKENS = {
 }
 
 
-def _case(name: str, *, logprobs: Logprobs | None = None, stream: bool = False) -> Case:
+def _case(*, logprobs: Logprobs | None = None, stream: bool = False) -> Case:
     requests = (
         Request(id="a", prompt=_FIRST, max_new_tokens=2, logprobs=logprobs, stream=stream),
         Request(id="b", prompt=_SECOND, max_new_tokens=2, logprobs=logprobs, stream=stream),
     )
-    return Case(
-        name=name,
-        model="llama-tiny",
-        num_steps=2,
-        requests=requests,
-        exercises=("retraction",),
-        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=64)),
-    )
+    return small_case(*requests, num_steps=2, exercises=("retraction",), sglang=SGLangSettings(max_total_tokens=64))
 
 
 LOGPROBS = Entry(
@@ -54,7 +44,6 @@ LOGPROBS = Entry(
     title="Give no request the logprobs of a retracted request's prompt",
     rule="output.logprobs",
     buggy="0.5.9 -",
-    fixed="",
     trigger=f"{_TRIGGER.format('prefill')}; logprob_start_len of it and of another one behind it",
     remedy=Patch(
         name="logprobs-behind-a-retracted-request",
@@ -62,7 +51,7 @@ LOGPROBS = Entry(
         otherwise=(Edit(target=f"{_MIXIN}.{_PREFILL}", **_ADVANCES),),  # up to 0.5.12.post1
     ),
     needs=Needs(overlap=True),
-    case=_case("retracted-logprobs", logprobs=Logprobs(start=0)),
+    case=_case(logprobs=Logprobs(start=0)),
 )
 
 STREAM = Entry(
@@ -70,7 +59,6 @@ STREAM = Entry(
     title="Send no message without a token to a request that was retracted",
     rule="output.stream",
     buggy="0.5.9 -",
-    fixed="",
     trigger=f"{_TRIGGER.format('batch')}, and is streamed",
     remedy=Patch(
         name="no-message-without-a-token",
@@ -89,7 +77,7 @@ STREAM = Entry(
         ),
     ),
     needs=Needs(overlap=True),
-    case=_case("retracted-stream", stream=True),
+    case=_case(stream=True),
 )
 
 ENTRIES = (LOGPROBS, STREAM)

@@ -11,20 +11,15 @@ from 0.5.14 on, where verify samples here.
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Penalties, Request, Sampling, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
+from ..entry import Entry, Event, Grammar, Loses, Penalties, Request, Sampling, SGLangSettings, small_case, small_patch
 
-from ..entry import Entry, Loses
-
-_CASE = Case(
+_CASE = small_case(
+    Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),
     name="retracted-chunk-tail",
-    model="llama-tiny",
-    num_steps=1,
     chunks=(64, 2),
-    requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),),
     events=(Event(at=2, kind="retract"),),
     exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),
-    engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),
+    sglang=SGLangSettings(random_seed=1),
 )
 _PENALIZED = Request(id="a", prompt=(5,), max_new_tokens=5, penalties=Penalties(frequency=1))
 # Its first token is an `a`. After it came back its grammar wants a `c`, at the prompt's end as well.
@@ -35,19 +30,14 @@ ENTRY = Entry(
     title="At a chunk's tail in what a retracted request has emitted, consume the token that it emitted",
     rule="draft.input_ids",
     buggy="0.5.13 -",
-    fixed="",
     trigger="a request that samples, or has penalties or a grammar, is retracted, "
     "and a chunk of its second prefill ends behind its prompt",
     loses=Loses("batches", layers=False, needs="sampling"),
-    remedy=Patch(
-        name="retracted-chunk-tail",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.schedule_batch._compute_chunked_req_next_prompt_token",
-                match="origin_ids = chunked_req.origin_input_ids",
-                replacement="origin_ids = [*chunked_req.origin_input_ids, *chunked_req.output_ids]",
-            ),
-        ),
+    remedy=small_patch(
+        "retracted-chunk-tail",
+        "sglang.srt.managers.schedule_batch._compute_chunked_req_next_prompt_token",
+        "origin_ids = chunked_req.origin_input_ids",
+        "origin_ids = [*chunked_req.origin_input_ids, *chunked_req.output_ids]",
     ),
     case=_CASE,
     also=(

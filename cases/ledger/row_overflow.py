@@ -8,17 +8,13 @@ comes within 27 tokens of its context length does this. docs/findings/row-overfl
 issue #33579, PR #33581 (open).
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 ENTRY = Entry(
     id="row-overflow",
     title="Make a row of req_to_token wide enough for a tree without pages",
     rule="draft.slots",
     buggy="0.5.13 -",
-    fixed="",
     # a request's last round begins four tokens before the end of its context, or earlier
     trigger="page_size 1, 2 * max(topk * num_steps, num_draft_tokens) > num_draft_tokens + 8, a request near its context's end",
     remedy=Patch(
@@ -38,17 +34,13 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="row-overflow",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(7, 3, 5, 11, 2, 9, 4, 8, 1), max_new_tokens=5),
+        Request(id="b", prompt=(9,), max_new_tokens=5),
         num_steps=2,
         topk=4,
         num_draft_tokens=3,
-        requests=(
-            Request(id="a", prompt=(7, 3, 5, 11, 2, 9, 4, 8, 1), max_new_tokens=5),
-            Request(id="b", prompt=(9,), max_new_tokens=5),
-        ),
         exercises=("tree", "batch"),
-        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+        sglang=SGLangSettings(context_length=16),
     ),
 )

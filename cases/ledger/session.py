@@ -22,10 +22,7 @@
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Adapter, Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Adapter, Edit, EngineSettings, Entry, Event, Patch, Request, SGLangSettings, small_case
 
 _SESSION = "sglang.srt.session.streaming_session.StreamingSession"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -36,21 +33,13 @@ _ON_ITS_OWN = "({0}.session is not None and {0}.session.session_id in self.tree_
 _SETTINGS = SGLangSettings(radix_cache=True)
 _FIRST = Request(id="a", prompt=(1, 2, 3), max_new_tokens=2, session="s")
 _NEXT = Request(id="b", prompt=(4,), max_new_tokens=2, session="s")
-_CASE = Case(
-    name="session-last-token",
-    model="llama-tiny",
-    num_steps=1,
-    requests=(_FIRST, _NEXT),
-    exercises=("session_goes_on",),
-    engine=EngineSettings(sglang=_SETTINGS),
-)
+_CASE = small_case(_FIRST, _NEXT, exercises=("session_goes_on",), sglang=_SETTINGS)
 
 LAST_TOKEN = Entry(
     id="session-last-token",
     title="Keep no row of the last token that a session's request was sent",
     rule="session.rows",
     buggy="0.5.22 -",
-    fixed="",
     trigger="--enable-streaming-session, and a request whose session answered another before",
     remedy=Patch(
         name="last-token-again",
@@ -86,7 +75,6 @@ RETRACTED = Entry(
     title="End a turn of a session when its request finishes, and not when it is retracted",
     rule="session.rows",
     buggy="0.5.22 -",
-    fixed="",
     trigger="--enable-streaming-session, and a request of a session that is retracted, then aborted or retracted again",
     remedy=Patch(
         name="retracted-is-no-end",
@@ -102,7 +90,6 @@ RETRACTED = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-retracted",
         requests=(replace(_FIRST, max_new_tokens=8), _NEXT),
         events=(Event(at=2, kind="abort", request="a"), Event(at=2, kind="retract")),
         exercises=("session_after_abort",),
@@ -114,7 +101,6 @@ WAITING = Entry(
     title="Give up the rows of a session's request that is aborted while it waits after a retraction",
     rule="pool.accounting",
     buggy="0.5.22 -",
-    fixed="",
     trigger="--enable-streaming-session, and a request of a session that is retracted, and aborted before it runs again",
     remedy=Patch(
         name="retracted-and-aborted-as-it-waits",
@@ -131,7 +117,6 @@ WAITING = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-retracted-2",
         requests=(replace(_FIRST, max_new_tokens=8), replace(_NEXT, arrive=6)),
         events=(
             Event(at=1, kind="pause"),
@@ -148,7 +133,6 @@ FULL = Entry(
     title="Let a request of a session run on the entry of req_to_token that the session keeps",
     rule="engine.hang",
     buggy="0.5.22 -",
-    fixed="",
     trigger="--enable-streaming-session, and as many open sessions as requests may run",
     remedy=Patch(
         name="own-entries-count",
@@ -192,7 +176,6 @@ FULL = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-full",
         requests=(replace(_FIRST, max_new_tokens=1), replace(_NEXT, max_new_tokens=1)),
         exercises=(),
         engine=EngineSettings(sglang=replace(_SETTINGS, max_running_requests=1)),
@@ -204,7 +187,6 @@ ADAPTER = Entry(
     title="Go on behind no rows of a session that were computed with another adapter",
     rule="target.kv",
     buggy="0.5.22 -",
-    fixed="",
     trigger="--enable-streaming-session and --enable-lora, and a request of a session that had another adapter before",
     remedy=Patch(
         name="rows-of-one-adapter",
@@ -226,7 +208,6 @@ ADAPTER = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-adapter",
         requests=(replace(_FIRST, adapter=Adapter()), _NEXT),
         exercises=(),
     ),
@@ -237,7 +218,6 @@ HIDDEN = Entry(
     title="Give a request of a session the hidden state that its own last token was chosen by",
     rule="output.hidden",
     buggy="0.5.22 -",
-    fixed="",
     trigger='--enable-streaming-session, and a request of a session with return_hidden_states="last"',
     remedy=Patch(
         name="states-before-the-end-of-a-turn",
@@ -254,7 +234,6 @@ HIDDEN = Entry(
     ),
     case=replace(
         _CASE,
-        name="session-hidden",
         requests=(Request(id="a", prompt=(49,), max_new_tokens=2, hidden_states="last", session="s"),),
         exercises=(),
     ),

@@ -4,35 +4,25 @@ Accepted paths are handed on in rows of num_steps + 1 entries, and moved to the 
 raises num_draft_tokens of a chain to num_steps + 1, and leaves a tree's as it was asked for.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, small_case, small_patch
 
 ENTRY = Entry(
     id="small-tree",
     title="Let a tree have fewer nodes than num_steps + 1",
     rule="engine.crash",
     buggy="0.5.13 -",
-    fixed="",
     trigger="topk > 1 and num_draft_tokens < num_steps + 1",
-    remedy=Patch(
-        name="shorter-paths",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_worker_common._compact_accept_to_front",
-                match="s1 = accept_index.shape[1]",
-                replacement="accept_index = accept_index[:, :nd]\ns1 = accept_index.shape[1]",
-            ),
-        ),
+    remedy=small_patch(
+        "shorter-paths",
+        "sglang.srt.speculative.eagle_worker_common._compact_accept_to_front",
+        "s1 = accept_index.shape[1]",
+        "accept_index = accept_index[:, :nd]\ns1 = accept_index.shape[1]",
     ),
-    case=Case(
-        name="small-tree",
-        model="llama-tiny",
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=4),
         num_steps=2,
         topk=2,
         num_draft_tokens=2,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=4),),
         exercises=("tree",),
     ),
 )

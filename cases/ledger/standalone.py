@@ -16,10 +16,7 @@ runs one forward more. It is written for the Triton backend without a CUDA graph
 Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE heads, and these would be named for them.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs, OnCuda
+from ..entry import Edit, Entry, Needs, OnCuda, Patch, Request, SGLangSettings, small_case, small_patch
 
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
@@ -100,17 +97,13 @@ AS_TRAINED = Patch(
     ),
 )
 
-KEYS = Patch(
-    name="standalone-keys-in-pairs",
-    edits=(
-        Edit(
-            target="sglang.srt.mem_cache.kv_cache_builder.build_kv_cache",
-            match="is_eagle=spec_algorithm.is_eagle(),",
-            replacement="""# Rows of the draft consume the token behind their own. STANDALONE's worker
+KEYS = small_patch(
+    "standalone-keys-in-pairs",
+    "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache",
+    "is_eagle=spec_algorithm.is_eagle(),",
+    """# Rows of the draft consume the token behind their own. STANDALONE's worker
 # inherits that from EAGLE's.
 is_eagle=spec_algorithm.is_eagle() or spec_algorithm.is_standalone(),""",
-        ),
-    ),
 )
 
 SHIFT = Entry(
@@ -118,16 +111,10 @@ SHIFT = Entry(
     title="Run a plain draft model on x[i] at position i",
     rule="draft.input_ids",
     buggy="0.5.9 -",
-    fixed="",
     trigger="STANDALONE, and a draft that leans on the first token",
     remedy=AS_TRAINED,
     on_cuda=OnCuda(triton_alone="its candidate fix gives the Triton backend one step more, and no other"),
-    case=Case(
-        name="standalone-shift",
-        model="llama-standalone",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
-    ),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), model="llama-standalone"),
 )
 
 PAIRS = Entry(
@@ -135,101 +122,48 @@ PAIRS = Entry(
     title="Key the prefix cache of STANDALONE in pairs, as long as its rows are shifted",
     rule="draft.kv",
     buggy="0.5.9 -",
-    fixed="",
     trigger="STANDALONE with the prefix cache, and two prompts that part inside it",
     remedy=KEYS,
     within="shifted",
-    case=Case(
-        name="standalone-keys",
+    case=small_case(
+        Request(id="a", prompt=(7, 19, 3), max_new_tokens=1),
+        Request(id="b", prompt=(7, 19, 5), max_new_tokens=2, arrive=4),
         model="llama-standalone",
-        num_steps=1,
-        requests=(
-            Request(id="a", prompt=(7, 19, 3), max_new_tokens=1),
-            Request(id="b", prompt=(7, 19, 5), max_new_tokens=2, arrive=4),
-        ),
         exercises=("radix_hit",),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+        sglang=SGLangSettings(radix_cache=True),
     ),
 )
+
+_LONG = (
+    21, 53, 88, 53, 81, 36, 61, 27, 60, 65, 23, 64, 67, 30, 0, 1, 47, 74, 7, 11, 10, 46, 21, 94, 85, 39, 32, 77, 27, 77,
+    4, 74, 87, 20, 55, 13, 30, 36,
+)  # fmt: skip
 
 STATES = Entry(
     id="standalone-states",
     title="Leave states that a plain draft does not read out of a batch that grows",
     rule="engine.crash",
     buggy="0.5.12 -",
-    fixed="",
     trigger="STANDALONE with CUDA graphs, no overlap, and a retraction in the iteration in which a batch grows",
     needs=Needs(device="cuda", graphs=True, overlap=False),
     within="shifted",
-    remedy=Patch(
-        name="states-of-all-or-none",
-        edits=(
-            Edit(
-                target="sglang.srt.speculative.eagle_info.EagleDraftInput.merge_batch",
-                match="if self.hidden_states is not None and spec_info.hidden_states is not None:",
-                replacement="if self.hidden_states is None or spec_info.hidden_states is None:\n"
-                "    self.hidden_states = None\nelse:",
-            ),
-        ),
+    remedy=small_patch(
+        "states-of-all-or-none",
+        "sglang.srt.speculative.eagle_info.EagleDraftInput.merge_batch",
+        "if self.hidden_states is not None and spec_info.hidden_states is not None:",
+        "if self.hidden_states is None or spec_info.hidden_states is None:\n    self.hidden_states = None\nelse:",
     ),
-    case=Case(
-        name="standalone-states",
+    case=small_case(
+        Request(id="a", prompt=(0, 1, 47, 74, 54, 8, 18, 29, 29), max_new_tokens=5),
+        Request(id="c", prompt=(35, 70, 0, 22, 7, 53, 35, 46, 4, 40, 21, 50, 39, 53, 2, 69), max_new_tokens=8),
+        Request(id="d", prompt=_LONG, max_new_tokens=5, arrive=2),
+        Request(id="e", prompt=(5, 16, 27, 38, 49, 60, 71, 82, 93), max_new_tokens=6, arrive=5),
         model="llama-standalone",
         num_steps=2,
         topk=3,
         num_draft_tokens=10,
-        requests=(
-            Request(id="a", prompt=(0, 1, 47, 74, 54, 8, 18, 29, 29), max_new_tokens=5),
-            Request(id="c", prompt=(35, 70, 0, 22, 7, 53, 35, 46, 4, 40, 21, 50, 39, 53, 2, 69), max_new_tokens=8),
-            Request(
-                id="d",
-                prompt=(
-                    21,
-                    53,
-                    88,
-                    53,
-                    81,
-                    36,
-                    61,
-                    27,
-                    60,
-                    65,
-                    23,
-                    64,
-                    67,
-                    30,
-                    0,
-                    1,
-                    47,
-                    74,
-                    7,
-                    11,
-                    10,
-                    46,
-                    21,
-                    94,
-                    85,
-                    39,
-                    32,
-                    77,
-                    27,
-                    77,
-                    4,
-                    74,
-                    87,
-                    20,
-                    55,
-                    13,
-                    30,
-                    36,
-                ),
-                max_new_tokens=5,
-                arrive=2,
-            ),
-            Request(id="e", prompt=(5, 16, 27, 38, 49, 60, 71, 82, 93), max_new_tokens=6, arrive=5),
-        ),
         exercises=("tree", "retraction"),
-        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=128)),
+        sglang=SGLangSettings(max_total_tokens=128),
     ),
 )
 

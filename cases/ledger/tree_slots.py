@@ -5,37 +5,27 @@ and the branch of latent attention hands it rows in pages: slot s is taken for p
 docs/findings/tree-slots.md.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, Needs
+from ..entry import Entry, Needs, Request, small_case, small_patch
 
 ENTRY = Entry(
     id="tree-slots",
     title="Read the rows of a tree's nodes with latent attention in pages of one",
     rule="commit.path",
     buggy="0.5.23 -",
-    fixed="",
     trigger="a GPU, --attention-backend fa3, latent attention (DeepSeek, Kimi K2), topk > 1, page_size > 1",
     needs=Needs(device="cuda", dtype="bfloat16", attention="fa3"),
-    remedy=Patch(
-        name="nodes-are-slots",
-        edits=(
-            Edit(
-                target="sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend",
-                match="o, softmax_lse, *rest = result\n                    o_expand",
-                replacement="o, softmax_lse, *rest = result\n"
-                "k_rope_cache, c_kv_cache = paged_view(k_rope, 1), paged_view(c_kv, 1)\no_expand",
-            ),
-        ),
+    remedy=small_patch(
+        "nodes-are-slots",
+        "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend",
+        "o, softmax_lse, *rest = result\n                    o_expand",
+        "o, softmax_lse, *rest = result\nk_rope_cache, c_kv_cache = paged_view(k_rope, 1), paged_view(c_kv, 1)\no_expand",
     ),
-    case=Case(
-        name="tree-slots",
+    case=small_case(
+        Request(id="a", prompt=(29, 47, 48), max_new_tokens=5),
         model="deepseek-nextn-wide",
         num_steps=2,
         topk=2,
         page_size=4,
-        requests=(Request(id="a", prompt=(29, 47, 48), max_new_tokens=5),),
         exercises=("tree",),
     ),
 )

@@ -8,10 +8,7 @@ In the case the target predicts 52 at the end of the accepted path, where it say
 node is wrong as well, and is seen first.
 """
 
-from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry, OnCuda
+from ..entry import Edit, Entry, OnCuda, Patch, Request, small_case
 
 _FORWARD = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend"
 
@@ -42,7 +39,6 @@ ENTRY = Entry(
     title="Count the window of a tree's node by its depth",
     rule="commit.path",
     buggy="0.5.13 -",
-    fixed="",
     trigger="topk > 1, the Triton backend, and a target with sliding windows (gpt-oss, MiMo-V2)",
     remedy=Patch(
         name="window-of-a-path",
@@ -57,13 +53,12 @@ ENTRY = Entry(
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     recorded="what a node attends to is in its row and its logits alone",
-    case=Case(
-        name="tree-window",
+    case=small_case(
+        Request(id="a", prompt=(49, 53, 5, 33, 65), max_new_tokens=5),
         model="gpt-oss-eagle3",
         num_steps=3,
         topk=3,
         num_draft_tokens=8,
-        requests=(Request(id="a", prompt=(49, 53, 5, 33, 65), max_new_tokens=5),),
         exercises=("tree", "path_not_in_front"),
     ),
 )

@@ -5,10 +5,7 @@ leave a part of the budget, since each request that runs takes a token of it. A 
 cut as well, and stands in the first one's place: the first counts as read, and goes on from half a prompt. It needs no draft.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
-
-from ..entry import Entry
+from ..entry import Entry, Request, SGLangSettings, small_case, small_patch
 
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 
@@ -17,31 +14,21 @@ ENTRY = Entry(
     title="Cut one request a batch where one with ignore_eos follows",
     rule="draft.input_ids",
     buggy="0.5.19 -",
-    fixed="",
     trigger="mixed chunks, pages of several tokens, no radix cache, and a request with ignore_eos behind one without",
-    remedy=Patch(
-        name="one-chunked-request",
-        edits=(
-            Edit(
-                target=f"{_ADDER}.add_one_req_ignore_eos",
-                match="if self.rem_chunk_tokens <= 0:",
-                replacement="if self.rem_chunk_tokens <= 0 or self.new_chunked_req is not None:",
-            ),
-        ),
+    remedy=small_patch(
+        "one-chunked-request",
+        f"{_ADDER}.add_one_req_ignore_eos",
+        "if self.rem_chunk_tokens <= 0:",
+        "if self.rem_chunk_tokens <= 0 or self.new_chunked_req is not None:",
     ),
     recorded="a request is recorded once its prompt was read to the end, which this one's never is",
-    case=Case(
-        name="two-chunked",
-        model="llama-tiny",
-        num_steps=1,
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=2),
+        Request(id="b", prompt=(7, 5, 3), max_new_tokens=1, arrive=1, stop=(1,)),
+        Request(id="c", prompt=(7, 5), max_new_tokens=1, arrive=1),
         page_size=2,
         chunked_prefill_size=4,
-        requests=(
-            Request(id="a", prompt=(7,), max_new_tokens=2),
-            Request(id="b", prompt=(7, 5, 3), max_new_tokens=1, arrive=1, stop=(1,)),
-            Request(id="c", prompt=(7, 5), max_new_tokens=1, arrive=1),
-        ),
         exercises=("mixed_step",),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, radix_cache=False)),
+        sglang=SGLangSettings(mixed_chunks=True, radix_cache=False),
     ),
 )

@@ -7,7 +7,7 @@ did not happen.
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import inf
 from typing import Annotated, Any, Literal
 
@@ -435,11 +435,13 @@ def encode_case(case: Case) -> bytes:
 def pretty_case(case: Case) -> str:
     """JSON for people: without what has its default, and a list of numbers on one line."""
     data = msgspec.json.encode({"schema": case.schema, **without_defaults(case)})
-    return _NUMBERS.sub(_on_one_line, msgspec.json.format(data, indent=1).decode()) + "\n"
-
-
-def _on_one_line(numbers: re.Match[str]) -> str:
-    return " ".join(numbers[0].split()).replace("[ ", "[").replace(" ]", "]")
+    return (
+        _NUMBERS.sub(
+            lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"),
+            msgspec.json.format(data, indent=1).decode(),
+        )
+        + "\n"
+    )
 
 
 # Several samples of one prompt (`n`): the requests that the scheduler is sent for one request, as SGLang's tokenizer process
@@ -498,28 +500,17 @@ def whole_prompts(case: Case, answers: Mapping[str, Sequence[int]], opening: Con
 
 def before(case: Case, name: str) -> str:
     """The request of the same session that comes before this one; "": there is none, or it is of no session."""
-    earlier = ""
-    for request in case.requests:
-        if request.id == name:
-            return earlier if request.session else ""
-        if request.session and request.session == _session(case, name):
-            earlier = request.id
-    return ""
+    return next((request.id for request in reversed(_earlier_turns(case, name))), "")
 
 
 def most_before(case: Case, name: str) -> int:
     """Tokens that can stand before a request's own prompt: of all earlier ones of its session, with their answers."""
-    session, total = _session(case, name), 0
-    for request in case.requests:
-        if request.id == name:
-            break
-        if session and request.session == session:
-            total += len(request.prompt) + request.max_new_tokens
-    return total
+    return sum(len(request.prompt) + request.max_new_tokens for request in _earlier_turns(case, name))
 
 
-def _session(case: Case, name: str) -> str:
-    return case.request(name).session
+def _earlier_turns(case: Case, name: str) -> list[Request]:
+    session, earlier = case.request(name).session, takewhile(lambda request: request.id != name, case.requests)
+    return [request for request in earlier if session and request.session == session]
 
 
 # What a request has added to the logits of its tokens: by its logit_bias, and by its custom logit processor.

@@ -176,14 +176,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     states: bool = True
 
 
-class Stored(Struct, frozen=True, array_like=True, gc=False):
-    """A tensor of a record, up to schema 2, which did not write them in the order of the records."""
-
-    name: str
-    dtype: str
-    shape: tuple[Size, ...]
-
-
 class Header(Struct, frozen=True, kw_only=True):
     """dtypes (between spaces), shapes: of the tensors of all records, in order. Each is the next numel(shape) numbers of the
     flat tensor of its dtype, after those before it. differs: in what the SGLang differs from its base. served: of a recording,
@@ -206,7 +198,6 @@ class Header(Struct, frozen=True, kw_only=True):
     jittered: Jittered | UnsetType = UNSET  # of a run with pauses, which has no batches and cannot be judged
     dtypes: str = ""
     shapes: tuple[tuple[Size, ...], ...] = ()
-    stored: tuple[Stored, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
 
@@ -215,16 +206,6 @@ class Header(Struct, frozen=True, kw_only=True):
         """A digest of all that was recorded: the same for two runs that computed the same."""
         records = hashlib.sha256(msgspec.json.encode(self.records))
         return hashlib.sha256(records.digest() + self.tensors_sha256.encode()).hexdigest()
-
-    @property
-    def has_logits(self) -> bool:
-        """Whether a verify that samples left the logits that it sampled from: traces do from schema 4 on."""
-        return self.schema > 3
-
-    @property
-    def has_all_numbers(self) -> bool:
-        """Whether each record has all numbers of its stage: traces do from schema 5 on."""
-        return self.schema > 4
 
 
 # Which parts of a worker hold the number of draft steps, and the number of nodes, of a round whose steps are adaptive.

@@ -12,7 +12,7 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -26,61 +26,13 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
 
-from .arrays import Array, counts_of, runs_of
+from .arrays import Array
 from .case import Case
 from .differs import Differs, merge_differs
 from .errors import InputError
 from .files import read_input
 from .recording import RecordingHeader, as_header, whole_tables
 from .records import Ending, EngineInfo, Header, Key, Record
-
-# Traces of older schemas, as those of this one are..
-#
-# What schema 4 adds, the logits that a verify samples from, cannot be put into an older trace: the judge does without there.
-# Nor can the numbers that schema 5 demands (judge/completeness.py).
-
-Tensors = dict[str, Tensor | Array]
-
-
-def stored_layouts(header: Header) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of each tensor, which schemas up to 2 store together. Raises ValueError if a record names a tensor
-    that is missing."""
-    found = [(one.name, one.dtype, one.shape) for one in header.stored]
-    there = {name for name, _, _ in found}
-    missing = [f"{n}.{name}" for n, one in enumerate(header.records) for name in one.tensors if f"{n}.{name}" not in there]
-    if missing:
-        raise ValueError(f"tensor {missing[0]} is missing")
-    return found
-
-
-def as_now(header: Header, tensors: Tensors) -> tuple[Header, Tensors]:
-    """The same trace in this schema. Raises ValueError if a tensor of a pair is not there."""
-    if header.schema < 2:
-        tensors = _free_in_runs(header, tensors)
-    return _rows_together(header, tensors) if header.schema < 3 else (header, tensors)
-
-
-def _free_in_runs(header: Header, tensors: Tensors) -> Tensors:
-    """Schema 1 lists each free slot by itself."""
-    lists = [f"{n}.free" for n, record in enumerate(header.records) if "free" in record.tensors]
-    return tensors | {name: runs_of(counts_of(np.asarray(tensors[name]), 0)) for name in lists}
-
-
-def _rows_together(header: Header, tensors: Tensors) -> tuple[Header, Tensors]:
-    """Up to schema 2 the keys and the values of a record's rows are apart, [L, n, G, D] each."""
-    records, tensors = list(header.records), dict(tensors)
-    for n, record in enumerate(records):
-        parts = sorted({name.rpartition("_")[0] for name in record.tensors if name.endswith(("_keys", "_values"))})
-        apart = {f"{part}_{which}" for part in parts for which in ("keys", "values")}
-        if not apart.issubset(record.tensors):
-            raise ValueError(f"record {n} has keys or values without the other")
-        for part in parts:
-            keys, values = (np.asarray(tensors.pop(f"{n}.{part}_{which}")) for which in ("keys", "values"))
-            tensors[f"{n}.{part}_kv"] = np.ascontiguousarray(np.moveaxis(np.stack([keys, values]), 2, 0))
-        names = (*(name for name in record.tensors if name not in apart), *(f"{part}_kv" for part in parts))
-        records[n] = msgspec.structs.replace(record, tensors=names)
-    return msgspec.structs.replace(header, records=tuple(records)), tensors
-
 
 SCHEMA = 5
 HEADER, TENSORS = "trace.json", "trace.safetensors"
@@ -304,18 +256,11 @@ def _spec(array: Array) -> TensorSpec:
     return TensorSpec(dtype=_name(array.dtype), shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
 
 
-def _tensor_layouts(header: Header | RecordingHeader) -> Iterable[tuple[str, str, tuple[int, ...]]]:
-    """Name, dtype and shape of each tensor. Raises ValueError if there are more of one than of another."""
-    if isinstance(header, Header) and header.stored:
-        return stored_layouts(header)
-    names = [f"{n}.{name}" for n, record in enumerate(header.records) for name in record.tensors]
-    return zip(names, header.dtypes.split(), header.shapes, strict=True)
-
-
-def _apart(flat: dict[str, Array], stored: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor | Array]:
+def _apart(flat: dict[str, Array], header: Header | RecordingHeader) -> dict[str, Tensor | Array]:
     """The tensors of the records, as views of the flat ones. Raises ValueError if the two do not go together."""
     begin, parts = dict.fromkeys(flat, 0), dict[str, Tensor | Array]()
-    for name, dtype, shape in stored:
+    names = [f"{n}.{name}" for n, record in enumerate(header.records) for name in record.tensors]
+    for name, dtype, shape in zip(names, header.dtypes.split(), header.shapes, strict=True):
         array = flat.get(dtype)
         if array is None:
             raise ValueError(f"no flat tensor of {dtype}")
@@ -330,19 +275,14 @@ def _apart(flat: dict[str, Array], stored: Iterable[tuple[str, str, tuple[int, .
 
 
 def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
-    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of a newer schema.
+    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of another schema.
 
     check  raises InputError for a case that is not valid; its second argument says where the case is from
     """
     header = _header(folder, _HEADER)
     check(header.case, f"{folder / HEADER}: its case")
-    tensors = _tensors(folder, header)
-    try:
-        header, tensors = as_now(header, tensors)
-    except ValueError as error:
-        raise _inconsistent(folder, error) from error
     others = range(1, header.engine.tp * header.engine.pp) if header.engine.rank == 0 else ()
-    return Trace(header, tensors, [load_trace(rank_folder(folder, rank), check) for rank in others])
+    return Trace(header, _tensors(folder, header), [load_trace(rank_folder(folder, rank), check) for rank in others])
 
 
 def load_recording(folder: Path) -> Trace:
@@ -360,12 +300,9 @@ def _header(folder: Path, decoder: msgspec.json.Decoder[_Kind]) -> _Kind:
     data = _read(folder / HEADER, MAX_HEADER_BYTES)
     try:
         raw = _SEAL.decode(data)
-        if isinstance(raw.schema, int) and raw.schema > SCHEMA:
-            raise _refuse(
-                folder / HEADER,
-                f"trace schema {raw.schema}; this eagletwin reads up to {SCHEMA}",
-                "use the eagletwin that wrote it",
-            )
+        if isinstance(raw.schema, int) and raw.schema != SCHEMA:
+            cause = f"trace schema {raw.schema}; this eagletwin reads {SCHEMA}"
+            raise _refuse(folder / HEADER, cause, "use the eagletwin that wrote it, or record the trace again")
         seal = raw.sha256
         if (
             not isinstance(seal, str)
@@ -388,7 +325,7 @@ def _tensors(folder: Path, header: Header | RecordingHeader) -> dict[str, Tensor
     except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     try:
-        return _apart(flat, _tensor_layouts(header))
+        return _apart(flat, header)
     except ValueError as error:
         raise _inconsistent(folder, error) from error
 

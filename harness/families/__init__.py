@@ -5,45 +5,16 @@ is one such file and its name in the list below. weights.py makes a recipe's num
 says which cases and traces a recipe admits.
 """
 
-from . import (
-    deepseek,
-    eagle3,
-    gemma4,
-    gpt_oss,
-    kimi_k2,
-    llama,
-    mimo_v2,
-    mtp,
-    nemotron_h,
-    qwen3,
-    qwen3_5,
-    qwen3_moe,
-    qwen3_next,
-    standalone,
-    step3p5,
-)
+from importlib import import_module
+
 from .recipe import Family, Recipe
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        llama.FAMILY,
-        eagle3.FAMILY,
-        mtp.FAMILY,
-        mimo_v2.FAMILY,
-        step3p5.FAMILY,
-        standalone.FAMILY,
-        deepseek.FAMILY,
-        kimi_k2.FAMILY,
-        qwen3.FAMILY,
-        qwen3_moe.FAMILY,
-        gpt_oss.FAMILY,
-        qwen3_next.FAMILY,
-        nemotron_h.FAMILY,
-        qwen3_5.FAMILY,
-        gemma4.FAMILY,
-    )
-}
+# In the order in which documents list them, and searches take their recipes.
+_NAMES = """
+llama eagle3 mtp mimo_v2 step3p5 standalone deepseek kimi_k2 qwen3 qwen3_moe gpt_oss qwen3_next nemotron_h qwen3_5 gemma4
+""".split()  # noqa: SIM905
+_ALL: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in _NAMES]
+FAMILIES = {family.name: family for family in _ALL}
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values() for recipe in family.recipes}
 
 

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ExpertShape, LatentShape, RopeScaling
 
-from .mtp import joined_layer
-from .recipe import Family, Part, Recipe, llama_shape
+from .mtp import joined_head, joined_layer
+from .recipe import Family, Part, Recipe, gated_weights, llama_shape
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
     from eagletwin.reference.sizes import LlamaShape
 
     from .recipe import Normal, Weights
@@ -56,12 +53,10 @@ def _recipe(name: str, seed: int, min_share: float, scaling: RopeScaling | None 
         target=replace(_shape(2), rope_scaling=scaling),
         draft=replace(_shape(1), rope_scaling=scaling),
         intermediate_size=96,
-        max_position=4096,
         seed=seed,
         noise=0.06,
         attention_gain=0.25,
         mlp_gain=0.2,
-        target_hidden="post_norm",
         min_share=min_share,
     )
 
@@ -93,14 +88,6 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
 
     size, heads = recipe.target.hidden_size, recipe.target.num_heads
     latent, experts = parts_of(recipe.target)
-
-    def gated_weights(prefix: str, inner: int) -> Weights:
-        return {
-            f"{prefix}gate_proj.weight": normal(inner, size, std=size**-0.5),
-            f"{prefix}up_proj.weight": normal(inner, size, std=size**-0.5),
-            f"{prefix}down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
-        }
-
     # rows of each head's keys, whose scores have std 1.5, as a Llama's here, and of its values
     per_head = (latent.plain, (1.5 / latent.rank) ** 0.5), (latent.value, latent.rank**-0.5)
     made = [normal(width, latent.rank, std=std) for _ in range(heads) for width, std in per_head]
@@ -120,19 +107,12 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
     }
     if number < DENSE:
-        return weights | gated_weights("mlp.", recipe.intermediate_size)
+        return weights | gated_weights("mlp.", size, recipe.intermediate_size, recipe.mlp_gain, normal)
     weights["mlp.gate.weight"] = normal(experts.count, size, std=1.5 * size**-0.5)
     weights["mlp.gate.e_score_correction_bias"] = normal(experts.count, std=0.1).abs()
     for expert in range(experts.count):
-        weights |= gated_weights(f"mlp.experts.{expert}.", experts.inner)
-    return weights | gated_weights("mlp.shared_experts.", experts.inner)
-
-
-def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
-    """The NextN layer, which hands on its normed state."""
-    from eagletwin.reference.draft_heads import MtpHead
-
-    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
+        weights |= gated_weights(f"mlp.experts.{expert}.", size, experts.inner, recipe.mlp_gain, normal)
+    return weights | gated_weights("mlp.shared_experts.", size, experts.inner, recipe.mlp_gain, normal)
 
 
 def target_config(shape: LlamaShape) -> dict[str, object]:
@@ -201,7 +181,7 @@ FAMILY = Family(
     name="deepseek",
     recipes=RECIPES,
     draft_weights=joined_layer,
-    heads=heads,
+    heads=joined_head,
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),

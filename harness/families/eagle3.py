@@ -27,7 +27,6 @@ _FULL = Recipe(
     target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
     draft=llama_shape(32, 1, 2, 2, 96),
     intermediate_size=48,
-    max_position=4096,
     seed=40,
     noise=0.05,
     attention_gain=0.06,
@@ -49,19 +48,14 @@ HOT = 1.4
 FED_ON = 0.2
 
 
-def _draw_draft_vocabulary(recipe: Recipe, normal: Normal) -> Tensor:
-    """The tokens of the draft's vocabulary [N]: drawn, and so in no order, which makes d2t go up and down."""
-    drawn = normal(recipe.target.vocab_size, std=1.0).argsort()
-    return drawn[: recipe.draft_vocab_size]
-
-
 def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     """Tensors by the names of an EAGLE-3 checkpoint; d2t is int64."""
     import torch
 
     proposes = torch.arange(recipe.target.vocab_size)
     if recipe.draft_vocab_size is not None:
-        proposes = _draw_draft_vocabulary(recipe, normal)
+        # drawn, and so in no order, which makes d2t go up and down
+        proposes = normal(recipe.target.vocab_size, std=1.0).argsort()[: recipe.draft_vocab_size]
         target["lm_head.weight"][proposes] *= HOT
     shape, size = recipe.draft, recipe.draft.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from eagletwin.reference.sizes import ClampedExperts
 
 from . import eagle3
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, attention_weights, gated_weights, llama_shape
 from .windows import ENDING, ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ RECIPES = (
         target=replace(_PLAIN, clamped=_EXPERTS, windows=(ENDING + 1, 0) * 2),
         draft=llama_shape(32, 1, 2, 2, 96),
         intermediate_size=_EXPERTS.inner,
-        max_position=4096,
         seed=125,
         noise=0.05,
         attention_gain=0.06,
@@ -49,10 +48,7 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:  # no
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
         "input_layernorm.weight": 1 + normal(size, std=0.1),
-        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
-        "self_attn.o_proj.weight": normal(size, heads, std=recipe.attention_gain * heads**-0.5),
+        **attention_weights(shape, recipe.attention_gain, normal),
         **{f"self_attn.{part}_proj.bias": normal(width, std=0.1) for part, width in (("q", heads), ("k", kv_heads))},
         "self_attn.v_proj.bias": normal(kv_heads, std=0.1),
         "self_attn.o_proj.bias": normal(size, std=0.01),
@@ -72,11 +68,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     """The head of a Llama's pair, whose MLP is the target's last; here there is none, and it is drawn."""
     size, inner = recipe.draft.hidden_size, recipe.intermediate_size
     last = f"model.layers.{recipe.target.num_layers - 1}."
-    dense = {
-        f"{last}mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
-        f"{last}mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
-        f"{last}mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
-    }
+    dense = gated_weights(f"{last}mlp.", size, inner, recipe.mlp_gain, normal)
     return eagle3.draft_weights(recipe, target | dense, normal)
 
 

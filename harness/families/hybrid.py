@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
     from .recipe import Normal, Recipe, Weights
 
     Part = Callable[[Recipe, Normal], Weights]
@@ -30,10 +26,3 @@ def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: 
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
         **feeds(recipe, normal),
     }
-
-
-def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
-    """The MTP layer, which attends, and hands on its normed state."""
-    from eagletwin.reference.draft_heads import MtpHead
-
-    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)

@@ -38,7 +38,6 @@ def _recipe(name: str, seed: int, min_share: float, **others: Any) -> Recipe:
         target=_shape(4, (1, 2)),
         draft=replace(_shape(1), experts=None),
         intermediate_size=96,
-        max_position=4096,
         seed=seed,
         noise=0.05,
         attention_gain=0.08,

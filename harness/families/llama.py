@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, attention_weights, gated_weights, llama_shape, noisy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,12 +22,10 @@ RECIPES = (
         target=llama_shape(32, 1, 2, 2, 96),
         draft=llama_shape(32, 1, 2, 2, 96),
         intermediate_size=48,
-        max_position=4096,
         seed=11,
         noise=0.09,
         attention_gain=0.6,
         mlp_gain=0.6,
-        target_hidden="post_norm",
         min_share=0.08,
     ),
     Recipe(
@@ -36,12 +34,10 @@ RECIPES = (
         target=llama_shape(64, 2, 4, 2, 128),
         draft=llama_shape(64, 1, 4, 2, 128),
         intermediate_size=96,
-        max_position=4096,
         seed=13,
         noise=0.1,
         attention_gain=0.2,
         mlp_gain=0.2,
-        target_hidden="post_norm",
         min_share=0.05,
     ),
     # heads of 64: FlashInfer's attention has kernels of 64, 128 and 256 alone
@@ -51,12 +47,10 @@ RECIPES = (
         target=replace(llama_shape(64, 2, 4, 2, 128), head_dim=64),
         draft=replace(llama_shape(64, 1, 4, 2, 128), head_dim=64),
         intermediate_size=96,
-        max_position=4096,
         seed=19,
         noise=0.1,
         attention_gain=0.2,
         mlp_gain=0.2,
-        target_hidden="post_norm",
         min_share=0.05,
     ),
 )
@@ -64,20 +58,13 @@ RECIPES = (
 
 def llama_layer(recipe: Recipe, shape: LlamaShape, normal: Normal) -> Weights:
     """The tensors of one decoder layer of these sizes, by their names in it."""
-    size, inner = shape.hidden_size, recipe.intermediate_size
-    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    size = shape.hidden_size
     weights = {
-        # scores of std 1.5: attention that picks a few tokens, neither uniform nor a single one
-        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
-        "self_attn.o_proj.weight": normal(size, heads, std=recipe.attention_gain * heads**-0.5),
+        **attention_weights(shape, recipe.attention_gain, normal),
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
-        "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
+        **gated_weights("mlp.", size, recipe.intermediate_size, recipe.mlp_gain, normal),
+        "input_layernorm.weight": 1 + normal(size, std=0.1),
     }
-    weights["input_layernorm.weight"] = 1 + normal(size, std=0.1)
     if shape.qk_norm:
         weights |= {f"self_attn.{part}_norm.weight": 1 + normal(shape.head_dim, std=0.1) for part in "qk"}
     return weights
@@ -94,7 +81,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
     last = f"model.layers.{recipe.target.num_layers - 1}."
     draft = {
-        f"layers.0.{name.removeprefix(last)}": tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+        f"layers.0.{name.removeprefix(last)}": noisy(recipe, tensor, normal)
         for name, tensor in target.items()
         if name.startswith(last) and "input_layernorm" not in name
     }

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import llama
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape, noisy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +27,10 @@ _PLAIN = Recipe(
     target=llama_shape(32, 1, 2, 2, 96),
     draft=llama_shape(32, 1, 2, 2, 96),
     intermediate_size=48,
-    max_position=4096,
     seed=61,
     noise=0.09,
     attention_gain=0.6,
     mlp_gain=0.6,
-    target_hidden="post_norm",
     min_share=0.05,
     mtp_layers=4,
 )
@@ -62,16 +60,20 @@ def joined_layer(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     import torch
 
     last, size = f"model.layers.{recipe.target.num_layers - 1}.", recipe.draft.hidden_size
-
-    def noisy(tensor: Tensor) -> Tensor:
-        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
-
-    draft = {f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)}
+    of_layer = {name.removeprefix(last): tensor for name, tensor in target.items() if name.startswith(last)}
+    draft = {f"layers.0.{name}": noisy(recipe, tensor, normal) for name, tensor in of_layer.items()}
     draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
     mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
     draft["eh_proj.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
-    draft["norm.weight"] = noisy(target["model.norm.weight"])
+    draft["norm.weight"] = noisy(recipe, target["model.norm.weight"], normal)
     return draft
+
+
+def joined_head(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """The one layer, which hands on its normed state."""
+    from eagletwin.reference.draft_heads import MtpHead
+
+    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
 
 
 def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:

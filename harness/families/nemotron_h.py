@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from eagletwin.reference.sizes import ExpertShape, ScanShape
 
 from . import hybrid
-from .mtp import joined_layer
-from .recipe import Family, Part, Recipe, llama_shape
+from .mtp import joined_head, joined_layer
+from .recipe import Family, Part, Recipe, attention_weights, llama_shape
 
 if TYPE_CHECKING:
     from .recipe import Normal, Weights
@@ -35,12 +35,10 @@ RECIPES = (
         target=replace(_PLAIN, scan=_SCAN, attends_every=3),
         draft=replace(_PLAIN, num_layers=1),
         intermediate_size=32,
-        max_position=4096,
         seed=173,
         noise=0.05,
         attention_gain=0.12,
         mlp_gain=0.12,
-        target_hidden="post_norm",
         min_share=0.02,
         tracked_every=CHUNK,
     ),
@@ -61,14 +59,7 @@ def _experts(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def _attention(recipe: Recipe, normal: Normal) -> Weights:
-    shape, size = recipe.target, recipe.target.hidden_size
-    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {
-        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
-        "self_attn.o_proj.weight": normal(size, heads, std=2 * recipe.attention_gain * heads**-0.5),
-    }
+    return attention_weights(recipe.target, 2 * recipe.attention_gain, normal)
 
 
 def _scan(recipe: Recipe, normal: Normal) -> Weights:
@@ -178,7 +169,7 @@ FAMILY = Family(
     name="nemotron_h",
     recipes=RECIPES,
     draft_weights=joined_layer,
-    heads=hybrid.heads,
+    heads=joined_head,
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.nemotron_h", "sglang.srt.models.nemotron_h_mtp"),

@@ -24,7 +24,6 @@ def _recipe(name: str, seed: int, min_share: float, *, draft_layers: int = 1, **
         target=llama_shape(32, 4, 4, 2, 96, aux_layers=(0, 1, 2), qk_norm=True),
         draft=llama_shape(32, draft_layers, 2, 2, 96),
         intermediate_size=48,
-        max_position=4096,
         seed=seed,
         noise=0.08,
         attention_gain=0.08,

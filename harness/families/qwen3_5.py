@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import hybrid
-from .mtp import joined_layer
+from .mtp import joined_head, joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, gated_weights, llama_shape
 
 if TYPE_CHECKING:
     from .recipe import Normal, Weights
@@ -29,12 +29,10 @@ RECIPES = (
         target=replace(_PLAIN, delta=DELTA, attends_every=3),
         draft=replace(_PLAIN, num_layers=1),
         intermediate_size=48,
-        max_position=4096,
         seed=191,
         noise=0.06,
         attention_gain=0.12,
         mlp_gain=0.12,
-        target_hidden="post_norm",
         min_share=0.02,
         tracked_every=hybrid.TRACKED_EVERY,
     ),
@@ -42,12 +40,7 @@ RECIPES = (
 
 
 def _feed_forward(recipe: Recipe, normal: Normal) -> Weights:
-    size, inner = recipe.target.hidden_size, recipe.intermediate_size
-    return {
-        "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
-    }
+    return gated_weights("mlp.", recipe.target.hidden_size, recipe.intermediate_size, recipe.mlp_gain, normal)
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
@@ -75,7 +68,7 @@ FAMILY = Family(
     name="qwen3_5",
     recipes=RECIPES,
     draft_weights=joined_layer,
-    heads=hybrid.heads,
+    heads=joined_head,
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.qwen3_5_text", "sglang.srt.models.qwen3_5_mtp"),

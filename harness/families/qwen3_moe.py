@@ -9,7 +9,7 @@ from eagletwin.reference.sizes import ExpertShape
 
 from . import eagle3
 from .llama import llama_layer
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, gated_weights, llama_shape
 
 if TYPE_CHECKING:
     from .recipe import Normal, Weights
@@ -25,7 +25,6 @@ RECIPES = (
         target=replace(llama_shape(32, 4, 4, 2, 96, aux_layers=(0, 1, 2), qk_norm=True), experts=_EXPERTS),
         draft=llama_shape(32, 1, 2, 2, 96),
         intermediate_size=_INNER,
-        max_position=4096,
         seed=123,
         noise=0.08,
         attention_gain=0.08,
@@ -44,10 +43,7 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:  # no
     # logits of the router of std 1.5: the better expert gets the larger share, and the other one counts
     weights["mlp.gate.weight"] = normal(_EXPERTS.count, size, std=1.5 * size**-0.5)
     for expert in range(_EXPERTS.count):
-        prefix = f"mlp.experts.{expert}."
-        weights[f"{prefix}gate_proj.weight"] = normal(_INNER, size, std=size**-0.5)
-        weights[f"{prefix}up_proj.weight"] = normal(_INNER, size, std=size**-0.5)
-        weights[f"{prefix}down_proj.weight"] = normal(size, _INNER, std=2 * recipe.mlp_gain * _INNER**-0.5)
+        weights |= gated_weights(f"mlp.experts.{expert}.", size, _INNER, recipe.mlp_gain, normal)
     return weights
 
 

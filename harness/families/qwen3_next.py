@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
 from . import hybrid
-from .mtp import joined_layer
-from .recipe import Family, Part, Recipe, llama_shape
+from .mtp import joined_head, joined_layer
+from .recipe import Family, Part, Recipe, gated_weights, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +35,10 @@ RECIPES = (
         target=replace(_PLAIN, delta=DELTA, attends_every=3),
         draft=replace(_PLAIN, num_layers=1),
         intermediate_size=48,
-        max_position=4096,
         seed=130,
         noise=0.06,
         attention_gain=0.12,
         mlp_gain=0.12,
-        target_hidden="post_norm",
         min_share=0.05,
         tracked_every=hybrid.TRACKED_EVERY,
     ),
@@ -56,9 +54,7 @@ def _experts(recipe: Recipe, normal: Normal) -> Weights:
         "mlp.shared_expert_gate.weight": normal(1, size, std=size**-0.5),
     }
     for name in (*(f"experts.{expert}" for expert in range(_EXPERTS.count)), "shared_experts"):
-        weights[f"mlp.{name}.gate_proj.weight"] = normal(inner, size, std=size**-0.5)
-        weights[f"mlp.{name}.up_proj.weight"] = normal(inner, size, std=size**-0.5)
-        weights[f"mlp.{name}.down_proj.weight"] = normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5)
+        weights |= gated_weights(f"mlp.{name}.", size, inner, recipe.mlp_gain, normal)
     return weights
 
 
@@ -186,7 +182,7 @@ FAMILY = Family(
     name="qwen3_next",
     recipes=RECIPES,
     draft_weights=joined_layer,
-    heads=hybrid.heads,
+    heads=joined_head,
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.qwen3_next", "sglang.srt.models.qwen3_next_mtp"),

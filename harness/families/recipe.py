@@ -54,13 +54,13 @@ class Recipe:
     target: LlamaShape
     draft: LlamaShape
     intermediate_size: int
-    max_position: int
     seed: int
     noise: float
     attention_gain: float
     mlp_gain: float
-    target_hidden: Literal["post_norm", "pre_norm", "aux", "none"]
     min_share: float
+    max_position: int = 4096
+    target_hidden: Literal["post_norm", "pre_norm", "aux", "none"] = "post_norm"
     draft_vocab_size: int | None = None
     head_norms: tuple[Literal["norm_before_fc", "fc_norm", "norm_output"], ...] = ()
     mtp_layers: int = 0
@@ -154,6 +154,34 @@ def llama_shape(
         pre_norm=pre_norm,
         qk_norm=qk_norm,
     )
+
+
+# Weights that several families have: in the order in which they are drawn.
+
+
+def noisy(recipe: Recipe, tensor: Tensor, normal: Normal) -> Tensor:
+    """A tensor of the target with the noise that separates the draft from it."""
+    return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+
+
+def attention_weights(shape: LlamaShape, gain: float, normal: Normal) -> Weights:
+    """A Llama's projections. Scores have std 1.5: attention that picks a few tokens, neither uniform nor a single one."""
+    size, heads, kv_heads = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {
+        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
+        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
+        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
+        "self_attn.o_proj.weight": normal(size, heads, std=gain * heads**-0.5),
+    }
+
+
+def gated_weights(prefix: str, size: int, inner: int, gain: float, normal: Normal) -> Weights:
+    """A gated feed-forward part, of width `inner`."""
+    return {
+        f"{prefix}gate_proj.weight": normal(inner, size, std=size**-0.5),
+        f"{prefix}up_proj.weight": normal(inner, size, std=size**-0.5),
+        f"{prefix}down_proj.weight": normal(size, inner, std=2 * gain * inner**-0.5),
+    }
 
 
 # A family has the arithmetic in `reference/`. Its file holds the rest: its recipes, the weights of its draft, how its

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .llama import target_part
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, llama_shape, noisy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,6 @@ RECIPES = (
         target=llama_shape(32, 1, 2, 2, 96),
         draft=llama_shape(32, 1, 2, 2, 96),
         intermediate_size=48,
-        max_position=4096,
         seed=87,
         noise=0.12,
         attention_gain=0.6,
@@ -41,7 +40,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     """A whole Llama: the target's, with noise."""
     layers = [f"model.layers.{layer}." for layer in range(recipe.draft.num_layers)]
     return {
-        name: tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+        name: noisy(recipe, tensor, normal)
         for name, tensor in target.items()
         if not name.startswith("model.layers.") or name.startswith(tuple(layers))
     }

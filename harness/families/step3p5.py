@@ -18,7 +18,6 @@ RECIPES = both_windows(
         target=llama_shape(32, 45, 2, 2, 96, pre_norm=True, qk_norm=True),
         draft=llama_shape(32, 1, 2, 2, 96, qk_norm=True),
         intermediate_size=48,
-        max_position=4096,
         seed=72,
         noise=0.09,
         attention_gain=0.04,

@@ -10,7 +10,7 @@ from .valid import check_case
 
 
 def read_trace(folder: Path) -> Trace:
-    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of a newer schema, or if
+    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of another schema, or if
     its case is not valid."""
     return load_trace(folder, check_case)
 

@@ -43,10 +43,6 @@ class ModelPair:
         embedding, lm_head = self.target["model.embed_tokens.weight"].double(), self.target["lm_head.weight"].double()
         return family_of(recipe).heads(recipe, draft, embedding, lm_head, self.proposes)
 
-    def reference_head(self, recipe: Recipe) -> Head:
-        """The head, or the first of several."""
-        return self.reference_heads(recipe)[0]
-
     @property
     def proposes(self) -> Tensor:
         """The target's token of each id of the draft's vocabulary [N]."""

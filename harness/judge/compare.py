@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -25,6 +26,7 @@ from eagletwin.harness.core.verdict import Divergence, Excuse
 from .bounds import Bounds, kv_parts
 from .choices import Ranked
 
+# In the order of data flow within one scheduler iteration.
 Phase = Literal[
     "iteration", "target.extend", "draft.extend", "draft", "target.verify", "verify", "draft.extend_decode", "finished"
 ]
@@ -32,38 +34,14 @@ Phase = Literal[
 # Rows that wait to be compared. A case of a few requests stays below it; a large one must not be held twice in memory.
 _WAITING = 4096
 
-# Order of data flow within one scheduler iteration.
-_PHASES: tuple[Phase, ...] = (
-    "iteration",
-    "target.extend",
-    "draft.extend",
-    "draft",
-    "target.verify",
-    "verify",
-    "draft.extend_decode",
-    "finished",
-)
-
 # The phase in which what a record holds was made. A forward and what it left have the same.
 PHASE_OF: dict[str, Phase] = {
-    "iteration": "iteration",
-    "batch": "iteration",
-    "target.extend": "target.extend",
-    "draft.extend": "draft.extend",
+    **{phase: phase for phase in get_args(Phase)},
+    **dict.fromkeys(("batch", "fed", "read", "pool"), "iteration"),
+    **dict.fromkeys(("draft.decode", "steps"), "draft"),
+    **dict.fromkeys(("cached", "flushed"), "finished"),
     "prefill": "draft.extend",
-    "draft.decode": "draft",
-    "draft": "draft",
-    "target.verify": "target.verify",
-    "verify": "verify",
-    "draft.extend_decode": "draft.extend_decode",
     "extend": "draft.extend_decode",
-    "finished": "finished",
-    "cached": "finished",
-    "flushed": "finished",
-    "steps": "draft",
-    "fed": "iteration",
-    "read": "iteration",
-    "pool": "iteration",
 }
 
 
@@ -83,7 +61,7 @@ class Place(Struct, frozen=True, gc=False):
 def order_of(place: Place, requests: dict[str, int]) -> tuple[int, ...]:
     """Where a place stands in the flow of data. requests: their order in the case."""
     record = place.record
-    phase = _PHASES.index(place.phase)
+    phase = get_args(Phase).index(place.phase)
     return record.iteration, phase, place.step, place.layer, place.output, requests.get(record.request, -1)
 
 
@@ -282,28 +260,24 @@ class Compare:
         """A token is another than plain decode has, as is declared of penalties."""
         self._findings.relaxed += 1
 
-    def _adopt(self, order: tuple[int, ...], place: Place, rule: str, index: str) -> None:
-        record = place.record
+    def _adopt(self, place: Place, rule: str, index: str, rank: int | None = None) -> None:
+        record, order = place.record, (*order_of(place, self._order), self._rank if rank is None else rank)
         excuse = Excuse(kind="tie", rule=rule, request=record.request, round=record.round, stage=record.stage, index=index)
         self._findings.excuses.append((order, excuse))
 
     def report(
-        self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "", shown: Exhibit | None = None
-    ) -> None:
-        """The comparison that on() last allowed has found a divergence."""
-        self._report((*order_of(place, self._order), self._rank), place, rule, (index, str(expected), str(actual)), why, shown)
-
-    def _report(
         self,
-        order: tuple[int, ...],
         place: Place,
         rule: str,
-        what: tuple[str, str, str],
+        index: str,
+        expected: object,
+        actual: object,
         why: str = "",
         shown: Exhibit | None = None,
+        rank: int | None = None,
     ) -> None:
-        """what: index, expected and actual value."""
-        record, (index, expected, actual) = place.record, what
+        """The comparison that on() last allowed has found a divergence; rank: another one, which had to wait."""
+        record, order = place.record, (*order_of(place, self._order), self._rank if rank is None else rank)
         step = place.step if record.stage == "draft" else record.step
         divergence = divergence_of(record, rule, index, expected, actual, step=step, layer=place.layer, why=why)
         self._findings.divergences.append((order, divergence))
@@ -335,7 +309,7 @@ class Compare:
         self._findings.ties += ranked.ties
         self._findings.adopted += ranked.adopted
         if ranked.adopted:
-            self._adopt((*order_of(place, self._order), self._rank), place, rule, f"{name}, {count(ranked.adopted, 'place')}")
+            self._adopt(place, rule, f"{name}, {count(ranked.adopted, 'place')}")
         if ranked.wrong:
             at = ranked.wrong[0]
             expected, actual = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
@@ -388,10 +362,6 @@ class Compare:
                 return f"{row(n)}, {name}"
 
             self.floats(place, rule, expected[..., part], actual[..., part], named, parts=kv_parts(expected))
-
-    def row(self, place: Place, rule: str, expected: Array, actual: Array, index: str) -> None:
-        """The same for a single row [1, ..], which is called `index`."""
-        self.floats(place, rule, expected, actual, lambda _: index)
 
     def choice(self, place: Place, rule: str, logits: Array, actual: int, index: str) -> None:
         """An argmax over logits [V]. A different choice is a divergence only if the reference itself can tell the two apart."""
@@ -465,8 +435,8 @@ class Compare:
             parts=floats.parts,
             scale=floats.scale,
         )
-        order = (*order_of(floats.place, self._order), floats.rank)
-        self._report(order, floats.place, floats.rule, (index, f"{float(exact[worst]):.6g}", reported), shown=shown)
+        expected = f"{float(exact[worst]):.6g}"
+        self.report(floats.place, floats.rule, index, expected, reported, shown=shown, rank=floats.rank)
 
     def _settle_choices(self, choices: list[_Choice]) -> None:
         logits = np.concatenate([choice.logits for choice in choices])  # [R, V]
@@ -478,33 +448,23 @@ class Compare:
         first = [0]
         for choice in choices:
             first.append(first[-1] + len(choice.actual))
-        for row, rank in np.argwhere(seen & (actual != expected)).tolist():
+        for row, place in np.argwhere(seen & (actual != expected)).tolist():
             number = bisect_right(first, row) - 1
-            choice = choices[number]
-            best, chosen = int(expected[row, rank]), int(actual[row, rank])
+            choice, at = choices[number], row - first[number]
+            best, chosen = int(expected[row, place]), int(actual[row, place])
             if not 0 <= chosen < logits.shape[1]:
                 reported = f"{chosen}, outside the vocabulary"
             elif self._bounds.undecided(logits[row], best, chosen):
                 self._findings.adopted += 1
-                index = choice.index(row - first[number], rank)
-                self._adopt((*order_of(choice.place, self._order), choice.rank), choice.place, choice.rule, index)
+                self._adopt(choice.place, choice.rule, choice.index(at, place), choice.rank)
                 continue
             else:
                 reported = f"{chosen} (its logit is {float(logits[row, best] - logits[row, chosen]):.3g} lower)"
-            at = row - first[number]
-            self._report_choice(choice, at, rank, (best, reported), (expected[row].tolist(), actual[row].tolist()))
-
-    def _report_choice(
-        self, choice: _Choice, row: int, rank: int, said: tuple[int, str], chosen: tuple[list[int], list[int]]
-    ) -> None:
-        """A wrong choice at `rank` of a row; chosen: all that should have been chosen there, and that were."""
-        (best, reported), (expected, actual) = said, chosen
-        shown = Exhibit(
-            name=lambda n: choice.index(row, n),
-            wrong=[n for n, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other],
-            expected=expected,
-            actual=actual,
-            logits=choice.logits[row],
-        )
-        order = (*order_of(choice.place, self._order), choice.rank)
-        self._report(order, choice.place, choice.rule, (choice.index(row, rank), str(best), reported), shown=shown)
+            shown = Exhibit(
+                name=partial(choice.index, at),
+                wrong=np.flatnonzero(expected[row] != actual[row]).tolist(),
+                expected=expected[row].tolist(),
+                actual=actual[row].tolist(),
+                logits=choice.logits[at],
+            )
+            self.report(choice.place, choice.rule, choice.index(at, place), best, reported, shown=shown, rank=choice.rank)

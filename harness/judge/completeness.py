@@ -190,8 +190,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampling_of(record.request) is not None:
-            made = ("target_probabilities", "target_logits") if trace.header.has_logits else ("target_probabilities",)
-            due |= dict.fromkeys(made, (0, numbers["accept_len"]))
+            due |= dict.fromkeys(("target_probabilities", "target_logits"), (0, numbers["accept_len"]))
             due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
@@ -208,7 +207,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)
-    if record.stage == "finished" and numbers.get("dropped") == 0:  # older traces do not say it, and hold no messages
+    if record.stage == "finished" and not numbers["dropped"]:
         due |= {"sent": (1, 3)}
         if "verify_ct" in numbers and "histogram" not in record.tensors:
             return "no histogram"
@@ -302,7 +301,7 @@ def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:
 
 # Which numbers a record must have. One that is absent is a tap that stopped, and never a reason to compare less.
 #
-# Called by the judge before it compares anything. Traces up to schema 4 lack some of them, and are judged without.
+# Called by the judge before it compares anything.
 
 _POOL = ("total", "available", "evictable", "protected")
 _OF_STAGE: dict[str, tuple[str, ...]] = {
@@ -328,7 +327,7 @@ _OF_TENSOR: dict[str, tuple[str, ...]] = {
 def absent_number(trace: Trace) -> str:
     """What a record lacks, as a part of a sentence; empty if each has its numbers."""
     header = trace.header
-    if not header.has_all_numbers or not model_of(header).numbers:
+    if not model_of(header).numbers:
         return ""
     host = header.case.engine.sglang.host_pages > 0
     work = dict[int, set[str]]()  # iteration -> numbers by which its batch names the requests that it worked on
@@ -338,7 +337,8 @@ def absent_number(trace: Trace) -> str:
     owners = set[str]()  # the same of all requests so far: each batch names them
     for at, record in enumerate(header.records):
         due = _numbers_of(record, host)
-        if record.stage == "finished" and _was_sent_something(trace, at):
+        sent = record.stage == "finished" and not record.numbers.get("dropped", 1) and "sent" in record.tensors
+        if sent and len(trace.array(at, "sent")) > 0:
             due += _OF_MESSAGE
         if record.stage == "batch":
             owners |= record.numbers.keys() | work.get(record.iteration, set())
@@ -346,11 +346,6 @@ def absent_number(trace: Trace) -> str:
         if name := next((name for name in due if name not in record.numbers), ""):
             return f"no {name} of a {record.stage} record"
     return ""
-
-
-def _was_sent_something(trace: Trace, at: int) -> bool:
-    record = trace.header.records[at]
-    return not record.numbers.get("dropped", 1) and "sent" in record.tensors and len(trace.array(at, "sent")) > 0
 
 
 def _numbers_of(record: Record, host: bool) -> list[str]:
@@ -399,8 +394,3 @@ def draft_decode_in_graph(trace: Trace, compare: Compare, consumed: _Consumed, n
         ids = recorded[(step - 1) * case.topk : step * case.topk]
         tokens = consumed(round, step, ids)
         compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
-
-
-def layers_in_graph(trace: Trace, compare: Compare) -> None:
-    """The layers of a multi-layer draft extend."""
-    compare.not_seen(("draft.runner", *INPUTS), trace.header.case.num_steps)

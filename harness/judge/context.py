@@ -18,6 +18,8 @@ class Context:
     """One trace, and what its rules share.
 
     numbers     of its records, by key; view: that of the replays
+    work        the records of its chunks and rounds, by request; ended: number and record of its end
+    iterations  the record of each
     impossible  by request, of those that ask for what cannot be: see replay.py
     """
 
@@ -29,6 +31,16 @@ class Context:
         requests = [request.id for request in self.case.requests]
         self.compare = Compare(requests, without, self.bounds, self.model.latent, windows=self.model.windows)
         self.numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self.work: dict[str, list[Record]] = {request: [] for request in requests}
+        self.ended: dict[str, tuple[int, Record]] = {}
+        self.iterations: dict[int, Record] = {}
+        for number, record in enumerate(trace.header.records):
+            if record.stage in ("prefill", "verify"):
+                self.work[record.request].append(record)
+            elif record.stage == "finished":
+                self.ended[record.request] = number, record
+            elif record.stage == "iteration":
+                self.iterations[record.iteration] = record
         self.impossible = impossible_requests(trace, replays)
         self._rules: dict[type[Rules], Rules] = {}
 

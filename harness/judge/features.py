@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.dimensions import FEATURES, HAPPENED
@@ -32,6 +31,8 @@ class Evidence:
               which it begins; restarts: those with which one begins anew; hits: first chunks that do not begin at 0
     verified  records of verify; rounds: of all requests, as replay.py has them
     decoded   the requests of each decode batch, in order; neighbours: each with the next
+    switches  of each decode batch whose number of steps is not that of the batch before it the two, where steps are adaptive
+    samples   of each request that is a sample of a prompt the one that was to leave the prompt in the prefix cache
     """
 
     def __init__(self, trace: Trace, replays: dict[str, RequestReplay]) -> None:
@@ -43,7 +44,9 @@ class Evidence:
         # accept length and steps of each round
         steps = [record.numbers.get("steps", self.case.num_steps) for record in self.verified]
         self.accepted = list(zip(accept_lengths(self.verified), steps, strict=True))
-        self.switches = _switches(self.verified)
+        of_batch = {record.iteration: record.numbers["steps"] for record in self.verified if "steps" in record.numbers}
+        by_batch = [of_batch[iteration] for iteration in sorted(of_batch)]
+        self.switches = [(before, after) for before, after in itertools.pairwise(by_batch) if before != after]
         batches: dict[int, set[str]] = {}
         for record in self.verified:
             batches.setdefault(record.iteration, set()).add(record.request)
@@ -51,9 +54,13 @@ class Evidence:
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.sessions = session_evidence(trace, replays)
         self.first, self.restarts = _begun(trace.header.records)
-        self.hits = [record for record in self.prefills if self.is_hit(record)]
+        own = self.sessions.get("session_goes_on", ())
+        begun = (record for record in self.prefills if record.key in self.first and record.request not in own)
+        self.hits = [record for record in begun if record.numbers["start"] > 0]
         self.requests = {request.id: request for request in self.case.requests}
-        self.samples = _samples(self.case.requests)
+        first = {request.id: request.prompt for request in self.case.requests if not request.max_new_tokens}
+        samples = (request for request in self.case.requests if first.get(request.after) == request.prompt)
+        self.samples = {request.id: request.after for request in samples}
         self.grammars = {request.id: request.grammar for request in self.case.requests if request.grammar is not None}
         self.backend = self.case.engine.sglang.grammar_backend
         self.rounds = [round for replay in replays.values() for round in replay.rounds]
@@ -69,13 +76,6 @@ class Evidence:
             other.request == record.request and other.round == record.round and other.numbers["end"] == record.numbers["start"]
             for other in self.prefills
         )
-
-    def is_hit(self, record: Record) -> bool:
-        found = record.numbers["start"] > 0 and record.key in self.first
-        return found and record.request not in self.sessions.get("session_goes_on", ())
-
-    def comes_back(self, record: Record) -> bool:
-        return record.key in self.restarts
 
     def tail_differs(self, record: Record) -> bool:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows, nor of a chunk
@@ -262,12 +262,6 @@ class Evidence:
         return [record for _, record in self.records if record.request == request and record.stage in ("prefill", "verify")]
 
 
-def _samples(requests: Sequence[Request]) -> dict[str, str]:
-    """Of each request that is a sample of a prompt: the one that was to leave the prompt in the prefix cache."""
-    first = {request.id: request.prompt for request in requests if not request.max_new_tokens}
-    return {request.id: request.after for request in requests if first.get(request.after) == request.prompt}
-
-
 def _begun(records: Sequence[Record]) -> tuple[set[Key], set[Key]]:
     """The chunk with which each request begins, and those with which one begins anew: not where the chunk before ended."""
     first, restarts, before = set[Key](), set[Key](), dict[str, Record]()
@@ -281,13 +275,6 @@ def _begun(records: Sequence[Record]) -> tuple[set[Key], set[Key]]:
         elif last.stage == "verify" or last.numbers["final"] or last.numbers["end"] != record.numbers["start"]:
             restarts.add(record.key)
     return first, restarts
-
-
-def _switches(verified: list[Record]) -> list[tuple[int, int]]:
-    """Of each decode batch whose number of steps is not that of the batch before it: the two, where steps are adaptive."""
-    steps = {record.iteration: record.numbers["steps"] for record in verified if "steps" in record.numbers}
-    by_batch = [steps[iteration] for iteration in sorted(steps)]
-    return [(before, after) for before, after in itertools.pairwise(by_batch) if before != after]
 
 
 PREDICATES: dict[str, Callable[[Evidence], bool]] = {
@@ -315,7 +302,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     ),
     # one that comes back where its last chunk ended shows in the answer's count alone
     "retraction": lambda run: bool(run.restarts) or any(one.numbers.get("retractions", 0) > 0 for one in run.of("finished")),
-    "retraction_in_decode": lambda run: any(record.round > 0 and run.comes_back(record) for record in run.prefills),
+    "retraction_in_decode": lambda run: any(record.round > 0 and record.key in run.restarts for record in run.prefills),
     "chunk_ends_in_output": lambda run: any(
         record.numbers["end"] >= len(run.requests[record.request].prompt) for record in run.chunks
     ),

@@ -6,7 +6,7 @@ rules/ which must be equal.
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.records import Ending, Header
-from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.records import Ending, Header, Record
+from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Excuse, RequestShare, Verdict, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
 from . import rules
 from .bounds import FLOAT32, bounds_of, quiet_arithmetic
-from .compare import Findings, Scope
+from .compare import Findings, Scope, divergence_of
 from .completeness import absent_number, find_gaps, missing
 from .context import Context, Rules
 from .experts import Nudge, Ties, follows_from_experts, nudges
@@ -38,19 +38,7 @@ from .rules.sessions import with_full_prompts
 
 # The order of the rules that look at one record: of two divergences at one place the first one's is the cause. Files that are
 # not named here come last.
-_ORDER = [
-    "inputs",
-    "slots",
-    "grammars",
-    "sampling",
-    "verify",
-    "events",
-    "outputs",
-    "messages",
-    "prefix_cache",
-    "cached_rows",
-    "states",
-]
+_ORDER = "inputs slots grammars sampling verify events outputs messages prefix_cache cached_rows states".split()  # noqa: SIM905
 
 
 @cache
@@ -65,28 +53,23 @@ def methods() -> list[tuple[str, type[Rules], str]]:
     ]
 
 
-class RequestJudge:
-    """Checks the records of one trace. `without`: rules that are switched off; view: that of the replays."""
-
-    def __init__(self, trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> None:
-        self._context = Context(trace, replays, without, view)
-        for name, one in self._context.impossible.items():
-            self._context.compare.asks_the_impossible(name, one.token)
-        self._checks: dict[str, list[Callable[..., None]]] = {}
-        for stage, kind, name in methods():
-            self._checks.setdefault(stage, []).append(getattr(self._context.of(kind), name))
-
-    def check(self) -> Findings:
-        context = self._context
-        for number, record in enumerate(context.trace.header.records):
-            impossible = context.impossible.get(record.request)
-            behind = impossible is not None and number > impossible.number
-            with context.compare.looking_at(record, context.committed_rows(number, record), away=behind):
-                for check in self._checks[record.stage]:
-                    check(number, record)
-        for check in self._checks["end"]:
-            check()
-        return context.compare.finish()
+def _check_records(trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> Findings:
+    """The comparisons of one trace. `without`: rules that are switched off; view: that of the replays."""
+    context = Context(trace, replays, without, view)
+    for name, one in context.impossible.items():
+        context.compare.asks_the_impossible(name, one.token)
+    checks: dict[str, list[Callable[..., None]]] = {}
+    for stage, kind, name in methods():
+        checks.setdefault(stage, []).append(getattr(context.of(kind), name))
+    for number, record in enumerate(trace.header.records):
+        impossible = context.impossible.get(record.request)
+        behind = impossible is not None and number > impossible.number
+        with context.compare.looking_at(record, context.committed_rows(number, record), away=behind):
+            for check in checks[record.stage]:
+                check(number, record)
+    for check in checks["end"]:
+        check()
+    return context.compare.finish()
 
 
 # Why numbers that are not the reference's own are no divergences: what a verdict names and counts.
@@ -102,18 +85,14 @@ def of_experts(ties: Ties) -> Excuse:
 def excuses(findings: Findings, reached: tuple[str, ...], view: View) -> tuple[dict[str, int], tuple[Excuse, ...]]:
     """How many there are of each kind, and the first of them in the order in which data flows."""
     every = [excuse for _, excuse in sorted(findings.excuses, key=lambda pair: pair[0])]
-    every += _views(reached, view)
-    return dict(Counter(excuse.kind for excuse in every)), tuple(every[:MOST_EXCUSES])
-
-
-def _views(reached: tuple[str, ...], view: View) -> Iterator[Excuse]:
-    """The views in which what SGLang does counts as right, where the case reached what they differ in from the papers."""
+    # the views in which what SGLang does counts as right, where the case reached what they differ in from the papers
     used: dict[View, bool] = {
         "slot_layout": view != "true_tree" and "branch_changes_parent" in reached,
         "last_fed": view != "committed" and "look_ahead_rejected" in reached,
         "shifted": view == "shifted",
     }
-    return (Excuse(kind="view", view=name) for name, counts in used.items() if counts)
+    every += [Excuse(kind="view", view=name) for name, counts in used.items() if counts]
+    return dict(Counter(excuse.kind for excuse in every)), tuple(every[:MOST_EXCUSES])
 
 
 # How much of each request was compared, and the least that `equal` takes.
@@ -124,18 +103,7 @@ def _views(reached: tuple[str, ...], view: View) -> Iterator[Excuse]:
 # What a case names in `exercises` if nothing, or not all, of what it asks for can be judged.
 DECLARES = "impossible"
 # Stages of a request. The records of all others serve rules that look at several of them.
-_WORK = (
-    "target.extend",
-    "draft.extend",
-    "prefill",
-    "draft.decode",
-    "draft",
-    "target.verify",
-    "verify",
-    "draft.extend_decode",
-    "extend",
-    "finished",
-)
+_WORK = (*INNER, "prefill", "draft", "verify", "extend", "finished")
 
 
 def shares(case: Case, findings: Findings) -> dict[str, RequestShare]:
@@ -187,25 +155,19 @@ def _parts(findings: Findings) -> dict[tuple[str, str], Scope]:
     """The comparisons by request, and of each by stage and by family of rules."""
     parts = dict[tuple[str, str], Scope]()
     for (request, stage), scope in findings.scopes.items():
-        of_stage = [(f"stage {stage}", scope)] if stage in _WORK else []
-        for part, own in (*of_stage, *_families(scope)):
-            whole = parts.setdefault((request, part), Scope())
-            whole += own
+        if stage in _WORK:
+            whole = parts.setdefault((request, f"stage {stage}"), Scope())
+            whole += scope
+        for counts in ("checked", "unseen", "unjudged"):
+            for rule, number in getattr(scope, counts).items():
+                family = parts.setdefault((request, f"{rule.partition('.')[0]}.*"), Scope())
+                getattr(family, counts)[rule] += number
     return parts
 
 
-def _families(scope: Scope) -> Iterator[tuple[str, Scope]]:
-    for counts in ("checked", "unseen", "unjudged"):
-        for rule, number in getattr(scope, counts).items():
-            own = Scope()
-            getattr(own, counts)[rule] = number
-            yield f"{rule.partition('.')[0]}.*", own
-
-
 # Of the distributions that verify sampled from, the share for which it may be open where top_k and top_p cut: what would be
-# judged in the others is little then, and a request whose cuts were forgotten could pass. Up to schema 3 the bound of the
-# reference's logits leaves it open, which is one distribution in eighty of a search, and since then float32's roundings: one in
-# three thousand.
+# judged in the others is little then, and a request whose cuts were forgotten could pass. Float32's roundings leave it open in
+# one of three thousand.
 _MAX_CUTS_SHARE = 0.25
 
 # Ways to run kernels that are chosen for the sake of the rules kernel.*: a kernel that they do not cover is a gap there.
@@ -317,7 +279,7 @@ def compare_trace(
     """
     with quiet_arithmetic():
         by_rank = [replay_requests(rank, view, ties) for rank in trace.ranks]
-        each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
+        each = [_check_records(rank, of_rank, without, view) for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 
 
@@ -369,19 +331,8 @@ def _kernel_fault(ending: Ending, without: frozenset[str]) -> list[Divergence]:
     """What a kernel did that it must not, if the run ended by it."""
     if ending.kind != "faulted" or ending.rule not in catalogue() or ending.rule in without:
         return []
-    return [
-        Divergence(
-            rule=ending.rule,
-            request="",
-            round=0,
-            stage="kernel",
-            step=0,
-            iteration=0,
-            index=f"last seen: {ending.where}",
-            expected="see the rule",
-            actual=ending.detail,
-        )
-    ]
+    kernel = Record(request="", round=0, stage="kernel")
+    return [divergence_of(kernel, ending.rule, f"last seen: {ending.where}", "see the rule", ending.detail)]
 
 
 def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
@@ -414,8 +365,7 @@ def _why_undecided(trace: Trace, verdict: Verdict) -> str:
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
     if cut > max(1, _MAX_CUTS_SHARE * compared):
-        within = "the roundings of float32" if trace.header.has_logits else f"the bound of {trace.header.engine.dtype}"
-        return f"where top_k and top_p cut cannot be told of {cut} distributions, within {within}"
+        return f"where top_k and top_p cut cannot be told of {cut} distributions, within the roundings of float32"
     if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"
     if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):

@@ -51,7 +51,9 @@ def rejudge_with_context(trace: Trace, verdict: Verdict) -> DivergenceContext | 
         return None
     try:
         trace = with_full_prompts(trace)
-        findings, by_rank = compare_trace(trace, without, _view(verdict))
+        # a verdict names a view that is not what is declared
+        view: View = next((view for view in get_args(View) if view == verdict.view), DECLARED_VIEW)
+        findings, by_rank = compare_trace(trace, without, view)
     except Exception as error:  # the verdict stands, so a report of it must come out, and say what it lacks
         failure = f"the judge failed when it looked at the trace again: {type(error).__name__}: {error}"
         return DivergenceContext(trace, (first,), None, {}, failure)
@@ -61,11 +63,6 @@ def rejudge_with_context(trace: Trace, verdict: Verdict) -> DivergenceContext | 
     order = min((order for order, _ in findings.divergences), default=())
     rank = 0 if trace.earlier else first.rank or 0
     return DivergenceContext(trace.judged_of(first.rank), tuple(divergences), findings.exhibits.get(order), by_rank[rank])
-
-
-def _view(verdict: Verdict) -> View:
-    """A verdict names a view that is not what is declared."""
-    return next((view for view in get_args(View) if view == verdict.view), DECLARED_VIEW)
 
 
 MOST = 3  # owners that are named
@@ -137,26 +134,18 @@ def _of_rows(context: DivergenceContext, found: Divergence, exhibit: Exhibit) ->
     by_row = {}
     for n in wrong:
         own = _Row("", found.request, _number(exhibit.name(n)))
-        actual = exhibit.actual[n].astype(np.float64)
-        by_row[n] = _whole(names, everybodys, actual, own, bounds, exhibit.parts) or _poison(actual, exhibit.parts)
-        if not by_row[n] and stored:
-            by_row[n] = _half(names, everybodys, actual, own, bounds, exhibit.parts)
+        actual, half = exhibit.actual[n].astype(np.float64), exhibit.parts // 2
+        alike = _alike(everybodys, actual, bounds, exhibit.parts)
+
+        def owners(parts: Array, own: _Row = own) -> str:
+            """The nearest of the rows that agree in all these parts."""
+            return _describe_nearest([names[at] for at in np.flatnonzero(parts.all(1))], own)
+
+        by_row[n] = owners(alike) or _poison(actual, exhibit.parts)
+        if not by_row[n] and stored:  # the keys of all layers are the first half of a row
+            halves = (("keys", owners(alike[:, :half])), ("values", owners(alike[:, half:])))
+            by_row[n] = "; ".join(f"its {which} are {row}" for which, row in halves if row)
     return Provenance(True, by_row[exhibit.wrong[0]] or NOBODYS, {n: text for n, text in by_row.items() if text})
-
-
-def _whole(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds: Bounds, parts: int) -> str:
-    """The rows that agree in all their parts."""
-    return _describe_nearest([names[at] for at in np.flatnonzero(_alike(everybodys, actual, bounds, parts).all(1))], own)
-
-
-def _half(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds: Bounds, parts: int) -> str:
-    """The rows that agree in keys or in values alone. The keys of all layers are the first half of a row."""
-    alike = _alike(everybodys, actual, bounds, parts)
-    half, found = parts // 2, []
-    for which, columns in (("its keys are", slice(0, half)), ("its values are", slice(half, parts))):
-        owners = _describe_nearest([names[at] for at in np.flatnonzero(alike[:, columns].all(1))], own)
-        found += [f"{which} {owners}"] if owners else []
-    return "; ".join(found)
 
 
 def _alike(everybodys: Array, actual: Array, bounds: Bounds, parts: int) -> Array:
@@ -211,7 +200,7 @@ def _poison(actual: Array, parts: int) -> str:
 def _rows(context: DivergenceContext, stored: bool) -> Iterator[tuple[_Row, Array]]:
     """Every row that anybody has: of the reference first, then as the worker left it."""
     for name, replay in context.replays.items():
-        yield from _stored_of(name, replay) if stored else _states_of(name, replay)
+        yield from _of_reference(name, replay, stored)
     for number, record in _before(context):
         if record.request:
             yield from _recorded_rows(context.trace, number, record, stored)
@@ -226,29 +215,24 @@ def _before(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
         yield number, record
 
 
-def _states_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
-    of = f"of request {name}"
-    for rows, what in ((replay.target_rows, "the target's state h[{}]"), (replay.draft_rows, "the draft's state")):
-        for i, state in enumerate(() if rows is None else rows.hidden):
-            yield _Row(f"row {i} {of}, {what.format(i)}", name, i), state
-    for round, growth in enumerate(replay.growths):
-        first = replay.rounds[round].committed
-        for step, states in enumerate(growth.handed_on):
-            for branch, state in enumerate(states):
-                at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(states) > 1 else "")
-                yield _Row(f"row {first + step} {of}, the draft's state of {at}", name, first + step), state
-
-
-def _stored_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
-    for part, rows in replay.stored.items():
+def _of_reference(name: str, replay: RequestReplay, stored: bool) -> Iterator[tuple[_Row, Array]]:
+    of, states = (
+        f"of request {name}",
+        ((replay.target_rows, "the target's state h[{}]"), (replay.draft_rows, "the draft's state")),
+    )
+    committed = [(rows.hidden, what) for rows, what in states if rows is not None]
+    if stored:
+        committed = [(rows, f"as the {part} stores it") for part, rows in replay.stored.items()]
+    for rows, what in committed:
         for i, row in enumerate(rows):
-            yield _Row(f"row {i} of request {name}, as the {part} stores it", name, i), row
+            yield _Row(f"row {i} {of}, {what.format(i)}", name, i), row
     for round, growth in enumerate(replay.growths):
         first = replay.rounds[round].committed
-        for step, rows in enumerate(growth.scratch):
+        for step, rows in enumerate(growth.scratch if stored else growth.handed_on):
             for branch, row in enumerate(rows):
                 at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(rows) > 1 else "")
-                yield _Row(f"row {first + step} of request {name}, as {at} stores it", name, first + step), row
+                what = f"as {at} stores it" if stored else f"the draft's state of {at}"
+                yield _Row(f"row {first + step} {of}, {what}", name, first + step), row
 
 
 _STATES = ("hidden_in", "hidden_out", "path_hidden")

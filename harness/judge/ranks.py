@@ -11,13 +11,12 @@ rank's own heads are others than before. That no row is missing is asked of each
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.records import EngineInfo, Header, Record
+from eagletwin.harness.core.records import Header, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
@@ -59,21 +58,18 @@ def unlike(trace: Trace) -> str:
         for name in ("case", "weights", "ending") if trace.earlier else ("case", "weights", "inner", "ending"):
             if getattr(one.header, name) != getattr(header, name):
                 return f"rank {rank}'s trace is of another {name} than rank 0's"
-        if replace(one.header.engine, rank=0, **_stage_facts(header.engine)) != header.engine:
+        # what each stage of a pipeline says of itself alone
+        own = {"first_layer": header.engine.first_layer, "worker": header.engine.worker} if header.engine.pp > 1 else {}
+        if replace(one.header.engine, rank=0, **own) != header.engine:
             return f"rank {rank}'s trace is of another engine than rank 0's"
     return ""
-
-
-def _stage_facts(engine: EngineInfo) -> dict[str, Any]:
-    """What each stage of a pipeline says of itself alone."""
-    return {"first_layer": engine.first_layer, "worker": engine.worker} if engine.pp > 1 else {}
 
 
 def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
     """The results of all ranks, in the order in which data flows through all of them."""
     if len(each) == 1:
         for rank, earlier in enumerate(trace.earlier if _RULE not in without else (), 1):
-            _agrees(trace, earlier, rank, each[0])
+            _agree(trace, earlier, rank, each[0])
         return each[0]
     findings = Findings()
     for rank, one in enumerate(each):
@@ -96,87 +92,48 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
 
 
 def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
-    """Compare every integer of a rank with rank 0's. Where the run ended early, one of them may have got further."""
+    """Compare every integer of a rank with rank 0's. Where the run ended early, one of them may have got further.
+
+    Of an earlier stage of a pipeline what it counted and sent is compared with what the last one did. It relays what is sent:
+    floats, too, are the same to the bit."""
+    stage = bool(trace.earlier)
+    whose = "as of the last stage" if stage else "as on rank 0"
     theirs = {record.key: number for number, record in enumerate(other.header.records)}
     finished = trace.header.ending.kind == "finished"
     for number, record in enumerate(trace.header.records):
         at = theirs.pop(record.key, None)
         if at is None:
-            if finished:
-                _report(trace, findings, record, rank, "the record", "there, as on rank 0", "absent")
+            if finished and (record.stage in _OF_EACH or not stage):
+                _report(trace, findings, record, rank, "the record", f"there, {whose}", "absent")
             continue
         findings.scope("", "ranks").checked[_RULE] += 1
         one = other.header.records[at]
-        _numbers(trace, findings, record, one, rank, "as on rank 0")
-        for name in sorted({*record.tensors, *one.tensors}):
+        for name in sorted(record.numbers.keys() | one.numbers.keys()):
+            expected, actual = record.numbers.get(name), one.numbers.get(name)
+            if expected != actual:
+                _report(trace, findings, record, rank, name, f"{expected}, {whose}", str(actual))
+        for name in sorted({*record.tensors, *one.tensors} - (_ROWS if stage else set())):
             if name not in record.tensors or name not in one.tensors:
-                _report(
-                    trace, findings, record, rank, name, "on both ranks, or none", f"on {0 if name in record.tensors else rank}"
-                )
-            elif not name.endswith("_rows") and not trace.tensor(number, name).is_floating_point():
-                _integers(trace, findings, record, rank, name, trace.integers(number, name), other.integers(at, name))
-    if finished:
-        for at in theirs.values():
-            _report(trace, findings, other.header.records[at], rank, "the record", "absent, as on rank 0", "there")
-
-
-def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None:
-    """Compare what an earlier stage of a pipeline counted and sent with what the last one did. It relays what is sent: floats,
-    too, are the same to the bit."""
-    ours = {record.key: number for number, record in enumerate(trace.header.records)}
-    finished = trace.header.ending.kind == "finished"
-    for number, record in enumerate(earlier.header.records):
-        at = ours.get(record.key)
-        if at is None:
-            if finished:
-                _report(trace, findings, record, rank, "the record", "absent, as of the last stage", "there")
-            continue
-        findings.scope("", "ranks").checked[_RULE] += 1
-        one = trace.header.records[at]
-        _numbers(trace, findings, one, record, rank, "as of the last stage")
-        for name in sorted({*record.tensors, *one.tensors} - _ROWS):
-            if name not in record.tensors or name not in one.tensors:
-                there, absent = "there, as of the last stage", "absent"
-                said = (there, absent) if name in one.tensors else (f"{absent}, as of the last stage", "there")
-                _report(trace, findings, one, rank, name, *said)
+                said = ("there", "absent") if name in record.tensors else ("absent", "there")
+                _report(trace, findings, record, rank, name, f"{said[0]}, {whose}", said[1])
                 continue
-            if other := _unequal(name, trace.array(at, name), earlier.array(number, name)):
-                _report(trace, findings, one, rank, *other)
-    theirs = {record.key for record in earlier.header.records}
-    for record in trace.header.records if finished else ():
-        if record.stage in _OF_EACH and record.key not in theirs:
-            _report(trace, findings, record, rank, "the record", "there, as of the last stage", "absent")
-
-
-def _numbers(trace: Trace, findings: Findings, right: Record, other: Record, rank: int, whose: str) -> None:
-    """The numbers of a record and of its twin in another process. whose: the right ones'."""
-    for name in sorted(right.numbers.keys() | other.numbers.keys()):
-        expected, actual = right.numbers.get(name), other.numbers.get(name)
-        if expected != actual:
-            _report(trace, findings, right, rank, name, f"{expected}, {whose}", str(actual))
+            own = stage or not (name.endswith("_rows") or trace.tensor(number, name).is_floating_point())
+            if own and (found := _unequal(name, trace.array(number, name), other.array(at, name))):
+                index, right, wrong = found
+                _report(trace, findings, record, rank, index, f"{right}, {whose}", wrong)
+    for at in theirs.values() if finished else ():
+        _report(trace, findings, other.header.records[at], rank, "the record", f"absent, {whose}", "there")
 
 
 def _unequal(name: str, expected: Array, actual: Array) -> tuple[str, str, str] | None:
-    """Where an array is another than that of the last stage, what it must be there, and what it is; None: it is the same."""
+    """Where an array is another than the right one, what it must be there, and what it is; None: it is the same."""
     if expected.shape != actual.shape:
-        return f"shape of {name}", f"{list(expected.shape)}, as of the last stage", str(list(actual.shape))
+        return f"shape of {name}", str(list(expected.shape)), str(list(actual.shape))
     if np.array_equal(expected, actual, equal_nan=expected.dtype.kind == "f"):
         return None
     pairs = zip(expected.ravel().tolist(), actual.ravel().tolist(), strict=True)
     at, (right, wrong) = next((n, pair) for n, pair in enumerate(pairs) if repr(pair[0]) != repr(pair[1]))
-    return f"{name} {at}", f"{right}, as of the last stage", str(wrong)
-
-
-def _integers(
-    trace: Trace, findings: Findings, record: Record, rank: int, name: str, expected: list[int], actual: list[int]
-) -> None:
-    if expected == actual:
-        return
-    if len(expected) != len(actual):
-        _report(trace, findings, record, rank, f"number of {name}", f"{len(expected)}, as on rank 0", str(len(actual)))
-        return
-    at = next(n for n, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1])
-    _report(trace, findings, record, rank, f"{name} {at}", f"{expected[at]}, as on rank 0", str(actual[at]))
+    return f"{name} {at}", str(right), str(wrong)
 
 
 def _report(trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:

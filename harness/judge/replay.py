@@ -211,7 +211,8 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
             by_request[name].rerouted = True
     nudge = ties if isinstance(ties, Nudge) else None
     pack: list[RequestReplay] = []
-    for replay in sorted(by_request.values(), key=_adapted_by):  # one forward has one target
+    # one forward has one target: requests of one adapter follow each other, those of none come first
+    for replay in sorted(by_request.values(), key=lambda one: "" if one.adapter is None else repr(one.adapter)):
         if len(replay.tokens) < 2:
             continue
         other_target = bool(pack) and pack[-1].adapter != replay.adapter
@@ -232,11 +233,6 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
                 rows = replay.stored["target"]
                 replay.stored["target"], replay.earlier = rows[:, :, first:], rows[:, :, :first]
     return by_request
-
-
-def _adapted_by(replay: RequestReplay) -> str:
-    """Alike of requests of one target; none comes first."""
-    return "" if replay.adapter is None else repr(replay.adapter)
 
 
 def _follow_trace(trace: Trace, model: Model) -> dict[str, RequestReplay]:
@@ -356,15 +352,13 @@ def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int]
     if trace.header.records[number].numbers.get("undrafted"):
         return _undrafted_round(case, replay, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
-    unseen = not model.numbers and not consumed  # of a server in graphs
-    if model.mtp_layers or unseen:  # no frontier was ever consumed
-        return Round(
-            case.num_steps, case.verify_nodes, committed, replay.tokens[-1], drafted, selected, expanded, [], committed
-        )
-    if len(consumed) != len(expanded):
+    proposed: list[int] = []
+    if model.mtp_layers or not (model.numbers or consumed):  # no frontier was ever consumed, or that of a server in graphs
+        consumed = []
+    elif len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
-    shown = "candidate_tokens" in trace.header.records[number].tensors
-    proposed = trace.integers(number, "candidate_tokens") if shown else []
+    elif "candidate_tokens" in trace.header.records[number].tensors:
+        proposed = trace.integers(number, "candidate_tokens")
     sizes = (case.num_steps, case.verify_nodes)
     return Round(*sizes, committed, replay.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
 
@@ -441,7 +435,8 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         return
     rounds = [(n, replay, round) for n, replay in enumerate(pack) for round in replay.rounds]
     ordinals = [(replay.name, number) for replay in pack for number in range(len(replay.rounds))]
-    at_once = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk))
+    at_once, reads = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), _read_by_draft_decode(case)
+    tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
         steps = (len(some), case.most_steps - 1, case.topk)
@@ -449,12 +444,11 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         frontier = np.array(consumed_there, np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
         expanded = _of_their_depth(case, np.array(expanded_there, np.int64).reshape(steps))
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
-        tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
         by_step: Head | list[Head] = plain
         if routed is not None:
             by_step = routed.decode(plain, ordinals[first : first + at_once], case.most_steps, case.topk)
-        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
+        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, reads)
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
@@ -503,11 +497,6 @@ def _of_their_depth(case: Case, expanded: Array) -> Array:
     """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that a rule reports."""
     first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.most_steps))])[:, None]
     return expanded.clip(first[:-1], first[1:] - 1)
-
-
-def recorded_rows(trace: Trace, number: int, part: str) -> Array:
-    """KV rows of a record's `part`, keys and values of a row together: [n, 2, L, G, D]."""
-    return trace.array(number, f"{part}_kv")
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Array:

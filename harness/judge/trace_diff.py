@@ -15,7 +15,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.records import Key
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace, on_host
 from eagletwin.harness.families.weights import model_pair
@@ -89,7 +89,6 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
     bounds = max(both, key=lambda bounds: bounds.relative)
     distances, latent = Distances(left, right, bounds), model_of(left.header).latent
-    unknown = set[str]() if left.header.has_logits and right.header.has_logits else {"target_logits"}  # to an older eagletwin
     for key in ours | theirs:
         where = rank + _where(key)
         if key not in ours or key not in theirs:
@@ -102,7 +101,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                 found.append(
                     TensorDifference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False)
                 )
-        for name in sorted({*a.tensors, *b.tensors} - unknown):
+        for name in sorted({*a.tensors, *b.tensors}):
             if name not in a.tensors or name not in b.tensors:
                 compared += 1
                 found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
@@ -264,7 +263,9 @@ class Distances:
             replay = self._stories()[record.request]
             sampling = case.sampling_of(record.request) or Sampling()
             if name == "proposal_probabilities":
-                return log_scale(replay.draft.logits[_committed_length(record, replay) - 1][None])
+                prefill = record.stage == "prefill"  # when it is over, row M-1 proposes
+                end = record.numbers["end"] if prefill else replay.rounds[record.round].end
+                return log_scale(replay.draft.logits[end - 1][None])
             if name == "candidate_scores":
                 return replay.choices[record.round].sizes
             if name == "draft_probabilities":
@@ -284,11 +285,6 @@ class Distances:
                 except (LookupError, ValueError, RuntimeError):  # the judge calls such a trace unknown
                     self._known = {}
         return self._known
-
-
-def _committed_length(record: Record, replay: RequestReplay) -> int:
-    """M when an extend is over: row M-1 proposes."""
-    return record.numbers["end"] if record.stage == "prefill" else replay.rounds[record.round].end
 
 
 def _rows(name: str, numbers: Array) -> Array:

@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
         text, hidden = text_of(prompt, count)
         cached = len(prompt) - 1 if prompt in self.cached else 0
         self.cached.add(prompt)
-        head, committed, sent, rounds = model_pair(MODEL).reference_head(RECIPES[MODEL]), len(prompt), [1], 0
+        head, committed, sent, rounds = model_pair(MODEL).reference_heads(RECIPES[MODEL])[0], len(prompt), [1], 0
         while committed < len(text) - 1:
             with self.behaviour.rounds_off():
                 drafted = draft_chain(head, torch.tensor(text[: committed + 1]), hidden, STEPS).drafted.tolist()

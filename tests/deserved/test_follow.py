@@ -83,7 +83,7 @@ def test_a_draft_is_read_where_new_tensors_go_elsewhere(name: str) -> None:
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_chain_is_accepted_as_far_as_the_drafts_are_the_text(name: str) -> None:
     tokens, hidden = greedy(name, 24, seed=1)
-    followed, head = follow_chains(draft_of(name), tokens, hidden, 3, TIE), model_pair(name).reference_head(RECIPES[name])
+    followed, head = follow_chains(draft_of(name), tokens, hidden, 3, TIE), model_pair(name).reference_heads(RECIPES[name])[0]
     for committed in range(1, len(tokens) - 1):
         drafted = draft_chain(head, torch.tensor(tokens[: committed + 1]), hidden, 3).drafted.tolist()
         after, accepted = tokens[committed + 1 :], 0
@@ -111,7 +111,7 @@ def test_a_head_of_several_layers_by_other_names_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["llama-tiny", "llama-eagle3", "llama-standalone"])
 def test_a_tree_is_accepted_as_far_as_the_text_lies_in_it(name: str, topk: int, num_steps: int, nodes: int, view: View) -> None:
     tokens, hidden = greedy(name, 20, seed=2)
-    head = model_pair(name).reference_head(RECIPES[name])
+    head = model_pair(name).reference_heads(RECIPES[name])[0]
     followed = follow_trees(draft_of(name), tokens, hidden, Shape(num_steps, topk, nodes), TIE, view)
     lengths = set()
     for committed in range(1, len(tokens) - 1):
@@ -318,7 +318,7 @@ class Draft:
     algorithm = "EAGLE"
 
     def __init__(self, model: str) -> None:
-        self.heads = (model_pair(model).reference_head(RECIPES[model]),)
+        self.heads = (model_pair(model).reference_heads(RECIPES[model])[0],)
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "llama-eagle3"])
@@ -329,7 +329,7 @@ def test_a_draft_is_kept_by_what_the_chain_at_its_place_proposes(model: str) -> 
     rows = target_rows(pair.reference_target(), recipe.target, tokens)
     said = (rows.logits[:-1] / 0.7).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
     kept = chances(Draft(model), tokens.tolist(), rows.hidden, said, 3, 0.7)  # type: ignore[arg-type]
-    head = pair.reference_head(recipe)
+    head = pair.reference_heads(recipe)[0]
     for committed in (5, 11, 20):
         logits = draft_chain(head, tokens[: committed + 1], rows.hidden, 1).logits[0]
         own = float((logits / 0.7).log_softmax(-1)[tokens[committed + 1]] - said[committed])

@@ -222,9 +222,9 @@ def test_an_abort_between_chunks_of_a_request_whose_first_token_a_retraction_los
     assert verdict.status == "equal", verdict
     assert verdict.checked["radix.hit"]
     records = tuple(
-        replace(record, numbers={name: number for name, number in record.numbers.items() if name != "tokens"})
+        replace(record, numbers=record.numbers | {"tokens": 0}) if "tokens" in record.numbers else record
         for record in trace.header.records
     )
-    as_before = judge(Trace(replace(trace.header, schema=4, records=records), trace.tensors))
-    assert as_before.first is not None
-    assert (as_before.rule, as_before.first.expected, as_before.first.actual) == ("radix.hit", "15", "14")
+    wrong = judge(Trace(replace(trace.header, records=records), trace.tensors))
+    assert wrong.first is not None
+    assert (wrong.rule, wrong.first.expected, wrong.first.actual) == ("radix.hit", "15", "14")

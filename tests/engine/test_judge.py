@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Event, Logprobs, Tier
-from eagletwin.harness.core.records import COUNTS, UNSAID
+from eagletwin.harness.core.records import UNSAID
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import replay
@@ -80,16 +80,6 @@ def test_nor_where_there_are_more_of_them(
     else:
         case = replace(busy_case, engine=EngineSettings(sglang=replace(settings, **SETTINGS[changed])))
     assert _equal_without(host.engine(case).run(case, tmp_path_factory.mktemp("more"))) == []
-
-
-def test_a_trace_of_an_older_schema_is_judged_without(busy_trace: Trace) -> None:
-    old = {"in_graph", "dropped", *COUNTS}
-    records = tuple(
-        replace(record, numbers={name: value for name, value in record.numbers.items() if name not in old})
-        for record in busy_trace.header.records
-    )
-    verdict = judge(Trace(replace(busy_trace.header, schema=4, records=records), busy_trace.tensors))
-    assert verdict.status == "equal", verdict
 
 
 def test_what_a_message_of_this_sglang_does_not_count_is_not_compared(busy_trace: Trace) -> None:

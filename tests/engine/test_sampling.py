@@ -20,7 +20,6 @@ from eagletwin.harness.page.run import tables_of
 
 from ..rows import long, spread
 from .conftest import Runner
-from .schemas import as_of_schema_3
 
 # Requests that sample: the worker as it is, faults planted in it, and numbers changed in its traces.
 
@@ -360,14 +359,11 @@ def rounds(trace: Trace) -> list[int]:
 
 
 def test_what_no_reference_can_tell_is_told_by_the_workers_own_logits(run: Runner) -> None:
-    trace, verdict = run(CLOSE)
+    _, verdict = run(CLOSE)
     assert verdict.status == "equal", verdict
     assert verdict.checked["verify.probabilities"] == 4
     assert "verify.probabilities" not in verdict.unseen
     assert verdict.headroom < 0.5
-    before = judge(as_of_schema_3(trace))
-    assert (before.status, before.undecided, before.unseen["verify.probabilities"]) == ("unknown", True, 4)
-    assert before.reason == "where top_k and top_p cut cannot be told of 4 distributions, within the bound of float32"
 
 
 def test_a_cut_that_keeps_one_token_more_is_named_where_it_was_excused(run: Runner) -> None:
@@ -381,7 +377,6 @@ def test_a_cut_that_keeps_one_token_more_is_named_where_it_was_excused(run: Runn
         top_p = next(one for one in CLOSE.requests if one.id == trace.header.records[number].request).sampling.top_p  # type: ignore[union-attr]
         sums = (own.double() / 3).softmax(-1).sort(descending=True).values.cumsum(0)
         assert int(kept.sum()) == int((sums < top_p).sum()) + 2
-    assert judge(as_of_schema_3(trace)).status == "unknown"
 
 
 def test_what_is_shown_of_a_wrong_cut_is_measured_by_its_own_bound(run: Runner) -> None:
@@ -396,22 +391,18 @@ def test_what_is_shown_of_a_wrong_cut_is_measured_by_its_own_bound(run: Runner) 
     assert (logits.kind, chances.kind) == ("", "wrong")
 
 
-def test_a_trace_of_this_schema_must_have_the_logits(run: Runner) -> None:
+def test_a_trace_must_have_the_logits(run: Runner) -> None:
     trace, _ = run(CLOSE)
-    older = as_of_schema_3(trace)
-    verdict = judge(Trace(replace(older.header, schema=trace.header.schema), older.tensors))
+    records = tuple(
+        replace(record, tensors=tuple(name for name in record.tensors if name != "target_logits"))
+        for record in trace.header.records
+    )
+    verdict = judge(Trace(replace(trace.header, records=records), trace.tensors))
     assert (verdict.status, verdict.reason) == ("unknown", "the trace is not complete: no target_logits of a verify record")
     number = rounds(trace)[0]
     short = judge(Trace(trace.header, trace.tensors | {f"{number}.target_logits": trace.tensor(number, "target_logits")[:0]}))
     assert short.status == "unknown"
     assert "rows of target_logits" in short.reason
-
-
-def test_a_trace_of_an_older_schema_is_compared_without_them(run: Runner) -> None:
-    trace, _ = run(CLOSE)
-    older = as_of_schema_3(trace)
-    assert diff(trace, older).same
-    assert not diff(trace, Trace(replace(older.header, schema=trace.header.schema), older.tensors)).same
 
 
 GRAMMAR = Case(

@@ -166,7 +166,7 @@ class _Draft:
     algorithm = "EAGLE"
 
     def __init__(self, model: str) -> None:
-        self.heads = (model_pair(model).reference_head(RECIPES[model]),)
+        self.heads = (model_pair(model).reference_heads(RECIPES[model])[0],)
 
 
 @pytest.mark.long

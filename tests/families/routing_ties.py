@@ -15,13 +15,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eagletwin.cases.sample_cases import draw_cases
 from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import judge as judge_module
 from eagletwin.reference import experts
+from tests.lab.gpu.draw import draw_cases
 
 
 class Count:

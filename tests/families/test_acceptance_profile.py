@@ -117,7 +117,7 @@ def test_every_recipe_is_one_of_these() -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_draft_consumes_no_state_and_is_a_llama_of_its_own(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(9)
     assert isinstance(head, PlainDraft)
     assert recipe.target_hidden == "none"
     own = target_rows(head.weights, recipe.draft, tokens)
@@ -167,7 +167,7 @@ def test_the_target_of_eagle3_feeds_its_residual_stream_at_several_depths(name: 
 @pytest.mark.parametrize("name", EAGLE)
 def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(9)
     assert isinstance(head, EagleHead)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
@@ -180,7 +180,7 @@ def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
 @pytest.mark.parametrize("name", NEXTN)
 def test_an_mtp_layer_feeds_on_its_normed_state(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(9)
     assert isinstance(head, MtpHead)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
@@ -216,7 +216,7 @@ def test_each_layer_of_a_multi_layer_draft_is_a_head_of_its_own_and_hands_on_its
 @pytest.mark.parametrize("name", EAGLE3)
 def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm_or_if_it_says_so_behind(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(9)
     assert isinstance(head, Eagle3Head)
     assert head.norm_output == ("norm_output" in recipe.head_norms)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
@@ -233,7 +233,7 @@ def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm_or_
 @pytest.mark.parametrize("name", [name for name in EAGLE3 if {"fc_norm", "norm_before_fc"} & {*RECIPES[name].head_norms}])
 def test_norms_before_fc_are_of_the_targets_states_alone(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, eps = pair.reference_head(recipe), recipe.draft.rms_norm_eps
+    head, eps = pair.reference_heads(recipe)[0], recipe.draft.rms_norm_eps
     assert isinstance(head, Eagle3Head)
     handed = target_rows(pair.reference_target(), recipe.target, torch.arange(9)).hidden
     if "fc_norm" in recipe.head_norms:

@@ -424,13 +424,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 import eagletwin.harness.commands.fuzz.search  # modules of a checkout, in whose source Hypothesis finds numbers
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.cases.blocks import SearchConstraints, block_of
-from eagletwin.cases.strategies import cases, focus_of
+from eagletwin.cases.strategies import Focus, cases
 
 def drawn():
     seen = [repr(case) for number in range(4) for case in block_of(7, number, SearchConstraints()).cases()]
     @hypothesis.seed(7)
     @settings(max_examples=30, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(cases(focus_of(3)))
+    @given(cases(Focus(topk=3)))
     def look(case):
         seen.append(repr(case))
     look()

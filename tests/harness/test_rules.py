@@ -345,9 +345,9 @@ def fed_by_a(layers: int = 2) -> FedTokens:
 def wrong(fed: FedTokens, table: list[int], count: int, tokens: list[int]) -> list[tuple[int, int]]:
     """(layer, row) of what consumed another token than it must have."""
     return [
-        (one.layer, row)
-        for one in fed.reused_rows(table, count, tokens)
-        for row, (expected, consumed) in enumerate(zip(one.expected, one.consumed, strict=True))
+        (layer, row)
+        for layer, of_layer in enumerate(fed.reused_rows(table, count, tokens))
+        for row, (expected, consumed) in enumerate(zip(*of_layer, strict=True))
         if expected != consumed
     ]
 
@@ -386,7 +386,7 @@ def test_a_layer_that_looks_behind_the_reused_rows_answers_for_none_of_them() ->
     for layer in range(4):
         fed.write("a", layer, range(2), [21, 22], [8 + layer, 9 + layer], 5)
     found = fed.reused_rows([21, 22], 2, tokens)
-    assert [len(one.expected) for one in found] == [2, 1, 0, 0]
+    assert [len(expected) for expected, _ in found] == [2, 1, 0, 0]
 
 
 # The verdict of two runs of one case.

@@ -106,7 +106,7 @@ def windows_of(name: str, count: int, length: int) -> Tensor:
 def test_each_position_drafts_as_the_chain_of_the_reference(name: str) -> None:
     """The chain is given the tokens of the text in place of its own drafts."""
     recipe, pair = RECIPES[name], model_pair(name)
-    head, steps, length = pair.reference_head(recipe), 3, 6
+    head, steps, length = pair.reference_heads(recipe)[0], 3, 6
     windows = windows_of(name, 2, length + steps)
     hidden = torch.stack([target_rows(pair.reference_target(), recipe.target, tokens).hidden for tokens in windows])
     found = unroll(head, windows, hidden[:, :length], 0, steps)

@@ -35,7 +35,7 @@ def _request(name: str, length: int, seed: int) -> tuple[Head, Tensor, Tensor]:
     recipe, pair = RECIPES[name], model_pair(name)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, recipe.target.vocab_size, (length,), generator=generator)
-    return pair.reference_head(recipe), tokens, target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    return pair.reference_heads(recipe)[0], tokens, target_rows(pair.reference_target(), recipe.target, tokens).hidden
 
 
 def _apart(mine: Tensor, other: Tensor) -> float:
@@ -459,7 +459,7 @@ def _alone(name: str, committed: int, num_steps: int) -> Chain:
     """The chain behind x[0..committed], along the text. However long the blocks are, it is this one."""
     tokens, hidden = _text(name)
     follow = [*tokens[committed + 1 : committed + num_steps + 1].tolist(), *[0] * num_steps][:num_steps]
-    head = model_pair(name).reference_head(RECIPES[name])
+    head = model_pair(name).reference_heads(RECIPES[name])[0]
     return draft_chain(head, tokens[: committed + 1], hidden, num_steps, drafted=follow)
 
 
@@ -472,7 +472,7 @@ def _alone(name: str, committed: int, num_steps: int) -> Chain:
     ),
 )
 def test_a_chain_behind_every_position_is_the_chain_behind_each(name: str, block: int) -> None:
-    head, num_steps = model_pair(name).reference_head(RECIPES[name]), 3
+    head, num_steps = model_pair(name).reference_heads(RECIPES[name])[0], 3
     tokens, hidden = _text(name)
     seen = []
     for first, logits in chains_everywhere(head, tokens, hidden, num_steps, block):

@@ -34,7 +34,7 @@ def _request(name: str, length: int, seed: int) -> tuple[Head, Tensor, Tensor]:
     recipe, pair = RECIPES[name], model_pair(name)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, recipe.target.vocab_size, (length,), generator=generator)
-    return pair.reference_head(recipe), tokens, target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    return pair.reference_heads(recipe)[0], tokens, target_rows(pair.reference_target(), recipe.target, tokens).hidden
 
 
 def _identity_head() -> EagleHead:
@@ -230,7 +230,7 @@ def test_draft_decode_consumes_the_heads_own_state_and_fc_is_left_out() -> None:
 @pytest.mark.parametrize("name", EAGLE3)
 def test_rows_after_others_equal_all_rows_at_once(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head, tokens = pair.reference_head(recipe), torch.arange(20, 29)
+    head, tokens = pair.reference_heads(recipe)[0], torch.arange(20, 29)
     hidden = head.feed(target_rows(pair.reference_target(), recipe.target, tokens).hidden[:8])
     whole = draft_rows(head, tokens[1:], hidden, torch.arange(8), causal(8))
     first = draft_rows(head, tokens[1:6], hidden[:5], torch.arange(5), causal(5))
@@ -384,7 +384,7 @@ def test_each_draft_of_a_generation_is_that_of_transformers(
     name: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    weights, head = pair.reference_target(), pair.reference_head(recipe)
+    weights, head = pair.reference_target(), pair.reference_heads(recipe)[0]
     projections = [_of_layer(head.weights["eh_proj.weight"], layer) for layer in range(layers)]
     heads = [replace(head, weights=head.weights | {"eh_proj.weight": own}) for own in projections]
     model, rounds = _loaded(name, layers, tmp_path, monkeypatch), _rounds(monkeypatch)

@@ -149,7 +149,7 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64(name: 
         assert near(ours.keys[layer, :, 0, : latent.rank], kept.keys[0, 0])
         assert near(half_split(ours.keys[layer, :, 0, latent.rank :]), kept.values[0, 0])
 
-    head = pair.reference_head(recipe)
+    head = pair.reference_heads(recipe)[0]
     draft = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, shape.num_layers - 1).double().eval()
     own = {name.replace("layers.0.", "mtp_block."): tensor for name, tensor in head.weights.items()}
     own["post_norm.weight"] = own.pop("norm.weight")
@@ -197,7 +197,7 @@ def test_target_and_head_equal_transformers_deepseek_v3_in_float64() -> None:
     assert near(ours.hidden, handed_on)
     assert near(ours.logits, model.lm_head(theirs.last_hidden_state)[0].detach())
 
-    head = pair.reference_head(KIMI_K2_RECIPE)
+    head = pair.reference_heads(KIMI_K2_RECIPE)[0]
     assert isinstance(head, Eagle3Head)
     mine, rows = committed_rows(head, tokens, ours.hidden), len(tokens) - 1
     keys, handed = _layer_of(head, tokens[1:], head.feed(ours.hidden[:-1]))
@@ -250,7 +250,7 @@ def rows_of(name: str) -> TargetRows:
 
 def head_of(name: str) -> FrozenHead:
     rows = rows_of(name)
-    head = model_pair(name).reference_head(RECIPES[name])
+    head = model_pair(name).reference_heads(RECIPES[name])[0]
     assert isinstance(head, FrozenHead)
     return replace(head, memory=(rows.keys, rows.values))
 

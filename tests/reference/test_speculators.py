@@ -94,7 +94,7 @@ def _behind(head: Eagle3Head, rows: DraftRows, last: int, tokens: Tensor) -> lis
 @pytest.mark.parametrize("name", MODELS)
 def test_committed_rows_and_the_drafts_behind_each_are_those_of_speculators(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
-    head = pair.reference_head(recipe)
+    head = pair.reference_heads(recipe)[0]
     assert isinstance(head, Eagle3Head)
     tokens = torch.randint(0, recipe.target.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
     states = target_rows(pair.reference_target(), recipe.target, tokens).hidden

@@ -95,7 +95,7 @@ def test_the_mtp_layer_is_a_layer_of_transformers_behind_its_projection() -> Non
     """transformers has no such head. Its parts are the target's: norms, and a layer that attends."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
-    model, pair, head = _model(), model_pair(RECIPE.name), model_pair(RECIPE.name).reference_head(RECIPE)
+    model, pair, head = _model(), model_pair(RECIPE.name), model_pair(RECIPE.name).reference_heads(RECIPE)[0]
     _, part = family_of(RECIPE).checkpoint(RECIPE, pair.target, pair.draft)
     served = {name.removeprefix("mtp."): tensor.double() for name, tensor in part.weights.items()}
     assert RECIPE.target.experts is not None
@@ -213,7 +213,7 @@ def test_the_mtp_layer_is_two_layers_of_transformers_behind_its_projection() -> 
     model, pair, head = (
         _mamba2_model(),
         model_pair(MAMBA2_RECIPE.name),
-        model_pair(MAMBA2_RECIPE.name).reference_head(MAMBA2_RECIPE),
+        model_pair(MAMBA2_RECIPE.name).reference_heads(MAMBA2_RECIPE)[0],
     )
     _, part = family_of(MAMBA2_RECIPE).checkpoint(MAMBA2_RECIPE, pair.target, pair.draft)
     served = _experts_together({name.removeprefix("mtp."): tensor for name, tensor in part.weights.items()})
@@ -289,7 +289,7 @@ def test_the_mtp_layer_is_a_layer_of_transformers_behind_its_projection_in_qwen3
     model, pair, head = (
         _qwen3_5_model(),
         model_pair(QWEN3_5_RECIPE.name),
-        model_pair(QWEN3_5_RECIPE.name).reference_head(QWEN3_5_RECIPE),
+        model_pair(QWEN3_5_RECIPE.name).reference_heads(QWEN3_5_RECIPE)[0],
     )
     _, part = family_of(QWEN3_5_RECIPE).checkpoint(QWEN3_5_RECIPE, pair.target, pair.draft)
     served = {name.removeprefix("mtp."): tensor.double() for name, tensor in part.weights.items()}

@@ -23,7 +23,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, TOPKS, WEIGHT_UPDATES
+from eagletwin.cases.strategies import SMALL_TREE, TOPKS
+from eagletwin.cases.strategies import VALUES as FOCUS_VALUES
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
 from eagletwin.harness.core.patch import Patch
@@ -47,8 +48,8 @@ _BY_KEY = {topic.key: topic for topic in TOPICS}
 # Names of one value of a setting: a field of cases.strategies.Focus, and the value.
 VALUES: Mapping[str, tuple[str, Any]] = {
     **{f"topk={topk}": ("topk", topk) for topk in TOPKS},
-    **{f"context-length={length}": ("context_length", length) for length in sorted(filter(None, CONTEXT_LENGTHS))},
-    **{f"updates={how}": ("update_weights", how) for how in WEIGHT_UPDATES if how},
+    **{f"context-length={length}": ("context_length", length) for length in sorted(FOCUS_VALUES["context_length"]) if length},
+    **{f"updates={how}": ("update_weights", how) for how in FOCUS_VALUES["update_weights"] if how},
 }
 # Topics and values that a block is drawn with, in place of being drawn until it has them.
 _HELD: Mapping[str, tuple[str, Any]] = {"chains": ("topk", TOPKS[0]), "small-trees": ("tree_size", SMALL_TREE), **VALUES}

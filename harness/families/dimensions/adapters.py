@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import get_args
 
-from msgspec.structs import replace
-
 from eagletwin.harness.core.case import Adapter, Case, LoraBackend
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.adapters import takes_adapters
 
-from .dimension import Has, Refusal, of_requests, of_settings, st, with_settings
+from .dimension import Refusal, draw_each, of_requests, of_settings, with_settings
 
 # Simplest first. There are few, so that requests of one adapter meet.
 ADAPTERS = (
@@ -19,15 +17,6 @@ ADAPTERS = (
     Adapter(seed=3, rank=3, on="attention"),
     Adapter(seed=4, rank=4),
 )
-
-
-def _draw(draw: st.DrawFn, case: Case, admits: Has) -> Case:
-    """With adapters of most of its requests; not of those that cannot have one."""
-    for number, request in enumerate(case.requests):
-        more = replace(request, adapter=draw(st.sampled_from((None, *ADAPTERS))))
-        wanted = replace(case, requests=(*case.requests[:number], more, *case.requests[number + 1 :]))
-        case = wanted if admits(wanted) else case
-    return case
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
@@ -47,7 +36,7 @@ ADAPTER = of_requests(
     "adapters",
     key="adapters",
     example=Adapter(),
-    draw_case=_draw,
+    draw_case=draw_each("adapter", (None, *ADAPTERS)),
     refusals=_refusals,
     modes={"pp": "not driven", "dtype": "how far off their part of an output may be is known in float32 alone"},
     happened={

@@ -124,6 +124,23 @@ def with_requests(case: Case, change: Callable[[Request], Request]) -> Case:
     return replace(case, requests=tuple(map(change, case.requests)))
 
 
+def with_request(case: Case, number: int, request: Request) -> Case:
+    """The case with another request in the place of this one."""
+    return replace(case, requests=(*case.requests[:number], request, *case.requests[number + 1 :]))
+
+
+def draw_each(name: str, values: tuple[Any, ...]) -> "Callable[[st.DrawFn, Case, Has], Case]":
+    """A drawing of one of these values for each request that can have it."""
+
+    def drawn(draw: st.DrawFn, case: Case, admits: Has) -> Case:
+        for number, request in enumerate(case.requests):
+            wanted = with_request(case, number, put(request, name, draw(st.sampled_from(values))))
+            case = wanted if admits(wanted) else case
+        return case
+
+    return drawn
+
+
 def with_events(case: Case, stays: Callable[[Event], bool]) -> Case:
     """The case with the events that stay."""
     return replace(case, events=tuple(filter(stays, case.events)))
@@ -161,7 +178,7 @@ def of_requests(
     def simpler(case: Case) -> Iterator[Case]:
         for number, request in enumerate(case.requests):
             for value in smaller(get(request, name)):
-                yield replace(case, requests=(*case.requests[:number], put(request, name, value), *case.requests[number + 1 :]))
+                yield with_request(case, number, put(request, name, value))
 
     def refusals(case: Case) -> Iterator[Refusal]:
         for request in case.requests:

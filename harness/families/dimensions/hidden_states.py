@@ -1,6 +1,5 @@
 """Requests that ask for hidden states of the target."""
 
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.families import RECIPES
 
 from .dimension import of_requests, st
@@ -8,10 +7,6 @@ from .dimension import of_requests, st
 STATES = ("", "all", "last", "all")
 # Releases before 0.5.17 give a request all its hidden states or none, and do not know the second
 _ARGUMENTS = {"": {}, "all": {"enable_return_hidden_states": True}, "last": {"return_hidden_states_mode": "last"}}
-
-
-def _of_layers(case: Case) -> bool:
-    return case.gives_states != "" and bool(RECIPES[case.model].target.aux_layers)
 
 
 DIMENSION = of_requests(
@@ -23,7 +18,7 @@ DIMENSION = of_requests(
     draw=lambda draw, request, vocabulary: draw(st.sampled_from(STATES)),
     of_prompt=True,
     kind=True,
-    kinds={"hidden_states_of_layers": _of_layers},
+    kinds={"hidden_states_of_layers": lambda case: bool(case.gives_states and RECIPES[case.model].target.aux_layers)},
     message=lambda request: {"return_hidden_states": {"": False, "last": "last", "all": True}[request.hidden_states]},
     arguments=lambda case: _ARGUMENTS[case.gives_states],
     happened={

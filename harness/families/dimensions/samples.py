@@ -6,18 +6,9 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import LONGEST, MOST_LETTERS, MOST_REQUESTS, Case, expand_samples, several
 
-from .dimension import Has, Refusal, of_requests, st, with_events, with_requests
+from .dimension import Refusal, draw_each, of_requests, with_events, with_requests
 
 SAMPLES = (1, 2, 3, 5)
-
-
-def _draw(draw: st.DrawFn, case: Case, admits: Has) -> Case:
-    """With more than one sample of some of its prompts; not of requests that cannot have them."""
-    for number, request in enumerate(case.requests):
-        more = replace(request, n=draw(st.sampled_from(SAMPLES)))
-        wanted = replace(case, requests=(*case.requests[:number], more, *case.requests[number + 1 :]))
-        case = wanted if admits(wanted) else case
-    return case
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
@@ -60,7 +51,7 @@ DIMENSION = of_requests(
     size=int,
     smaller=lambda n: iter(range(2, n)),
     example=2,
-    draw_case=_draw,
+    draw_case=draw_each("n", SAMPLES),
     refusals=_refusals,
     of_sent=False,
     without=_without,

@@ -46,11 +46,6 @@ def _seed_refusals(case: Case) -> Iterator[Refusal]:
             )
 
 
-def _drawn_coins(case: Case) -> Iterator[Case]:
-    """Seeds belong to hashed coins."""
-    yield with_settings(with_requests(case, lambda request: put(request, "seed", None)), deterministic=False)
-
-
 SAMPLING = of_requests(
     "sampling",
     "sampling",
@@ -91,7 +86,10 @@ DETERMINISTIC = of_settings(
     "hashed coins",
     key="deterministic",
     plain="coins that are drawn",
-    without=_drawn_coins,
+    # seeds belong to hashed coins
+    without=lambda case: iter(
+        [with_settings(with_requests(case, lambda request: put(request, "seed", None)), deterministic=False)]
+    ),
     refusals=_seed_refusals,
     argument="enable_deterministic_inference",
 )

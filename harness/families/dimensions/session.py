@@ -2,7 +2,6 @@
 between. Simplest comes first: a case shrinks to one without sessions."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -120,10 +119,6 @@ def _without_room(case: Case) -> Iterator[Refusal]:
         )
 
 
-def _session_label(name: str, sentence: str) -> tuple[str, Any]:
-    return sentence, lambda run: name in run.sessions
-
-
 _SENTENCES = {
     "session_goes_on": "a request went on behind the rows that its session had kept",
     "session_in_page": "a request went on behind rows that its session had kept, and these ended inside a page (page_size > 1)",
@@ -147,5 +142,5 @@ DIMENSION = of_requests(
     kinds={"session_with_adapter": lambda case: bool(case.sessions) and bool(case.adapters)},
     modes={"pp": "not driven"},
     argument="enable_streaming_session",
-    happened={name: _session_label(name, sentence) for name, sentence in _SENTENCES.items()},
+    happened={name: (sentence, lambda run, name=name: name in run.sessions) for name, sentence in _SENTENCES.items()},
 )

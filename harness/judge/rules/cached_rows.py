@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeVar
 
 from eagletwin.harness.core.case import Request
@@ -147,9 +148,7 @@ class CacheRows(Rules):
 
 def _alike(some: list[int], others: list[int]) -> int:
     """How many tokens two sequences begin with alike."""
-    return next(
-        (n for n, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), min(len(some), len(others))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 def _first_logits(request: Request) -> int | None:

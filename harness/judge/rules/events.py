@@ -3,7 +3,7 @@
 It looks at when records were made, never at their numbers.
 """
 
-from eagletwin.harness.core.case import Case, Event, Request
+from eagletwin.harness.core.case import Event
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.families.dimensions.dimension import round_slots
 
@@ -23,7 +23,7 @@ class Events(Rules):
         self._overlap = self._trace.header.engine.overlap
         self._turns = self._trace.header.engine.pp
         self._counts = {record.iteration: number for number, record in enumerate(self._records) if record.stage == "iteration"}
-        self._ended = {record.request: record for record in self._records if record.stage == "finished"}
+        self._ended = {name: record for name, (_, record) in self._context.ended.items()}
         self._seen = max(self._counts, default=-1)  # the last iteration that the trace knows to have begun
 
     @rule("schedule.events", "4", weights="no", also=("abort", "finished"))
@@ -90,11 +90,7 @@ class Events(Rules):
         name = event.request
         if name not in self._unfinished_requests(event.at) or scheduled >= self._seen or not self._compare.on(_RULE):
             return
-        own = [
-            record
-            for record in self._records
-            if record.request == name and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
-        ]
+        own = [record for record in self._context.work[name] if record.numbers.get("final", 1)]
         all_steps = [record.iteration for record in own]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
         ended, place = self._ended.get(name), self._place_of(event)
@@ -155,14 +151,8 @@ class Aborts(Rules):
     """Judges the records of aborts of one trace."""
 
     def begin(self) -> None:
-        records = self._records
-        self._iterations = {record.iteration: record for record in records if record.stage == "iteration"}
-        self._batch = {record.iteration: record.step for record in records if record.stage == "batch"}
-        self._ended = {record.request: (n, record) for n, record in enumerate(records) if record.stage == "finished"}
-        self._own: dict[str, list[Record]] = {}
-        for record in records:
-            if record.stage in ("prefill", "verify"):
-                self._own.setdefault(record.request, []).append(record)
+        self._batch = {record.iteration: record.step for record in self._records if record.stage == "batch"}
+        self._ended = self._context.ended
 
     @stages("abort")
     def came(self, _number: int, record: Record) -> None:
@@ -171,11 +161,11 @@ class Aborts(Rules):
         if name not in self._ended or self._ended[name][1].iteration <= record.iteration or not self._compare.on(_RULE):
             return
         number, ended = self._ended[name]
-        place, index = Place(self._iterations[record.iteration], "iteration"), f"abort of {name} in its step"
+        place, index = Place(self._context.iterations[record.iteration], "iteration"), f"abort of {name} in its step"
         if not ended.numbers["aborted"]:
             self._compare.report(place, _RULE, index, "an aborted request", "one that finished")
             return
-        own = self._own.get(name, [])
+        own = self._context.work[name]
         last = self._last(own, record.numbers["read"])
         after = [one for one in own if last is not None and self._number(one) > self._number(last)]
         if len(after) > self._trace.header.engine.overlap:
@@ -194,8 +184,8 @@ class Aborts(Rules):
             step = next(steps, None)
             if step is None:
                 return None
-            again = (one for one in own if self._number(one) > self._number(step) and _restarts(one))
-            later = next(again, None)
+            behind = (one for one in own if self._number(one) > self._number(step))
+            later = next((one for one in behind if one.stage == "prefill" and "mixed" not in one.numbers), None)
             if later is None:
                 return step
             read = self._number(later)
@@ -212,10 +202,6 @@ class Aborts(Rules):
         emitted = self._trace.integers(self._ended[name][0], "tokens")
         over = None if request.grammar is None else end_of(request.grammar, emitted)
         return tokens if over is None else min(tokens, over + 1)
-
-
-def _restarts(record: Record) -> bool:
-    return record.stage == "prefill" and "mixed" not in record.numbers
 
 
 # Requests that the scheduler gave up for want of memory, though the pool has room for them: `schedule.events`.
@@ -256,11 +242,14 @@ class GivenUp(Rules):
         if request.grammar is not None or request.id in {event.request for event in self._aborts}:
             return
         at = record.iteration
-        number = next(n for n, one in enumerate(self._records) if (one.stage, one.iteration) == ("iteration", at))
-        seen = self._records[number]
-        total, most = seen.numbers["total"], _most_rows(self._case, request)
+        seen = self._context.iterations[at]
+        # rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few
+        rows, page = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(self._case), self._case.page_size
+        total, most = seen.numbers["total"], -(-rows // page) * page
         fits = most <= min(total, seen.numbers.get("window_total", total))
-        if fits and self._ran(record.request) and self._alone(record, number) and self._compare.on(_RULE):
+        own = self._context.work[record.request]
+        ran = bool(own) and own[-1].numbers.get("final", 1) == 1  # its prompt was whole, so that SGLang had taken it in
+        if fits and ran and self._alone(record, seen) and self._compare.on(_RULE):
             why = (
                 f"It may have {most} rows at most, with what is set aside for rounds, and no other request has any: "
                 f"of {total}, {seen.numbers['available']} are free, and the others the prefix cache's."
@@ -268,22 +257,11 @@ class GivenUp(Rules):
             index = f"end of {record.request}"
             self._compare.report(Place(seen, "iteration"), _RULE, index, "one that finished", "an abort", why)
 
-    def _ran(self, name: str) -> bool:
-        """Whether its prompt was whole, so that SGLang had taken it in."""
-        own = [one for one in self._records if one.request == name and one.stage in ("prefill", "verify")]
-        return bool(own) and own[-1].numbers.get("final", 1) == 1
-
-    def _alone(self, record: Record, seen: int) -> bool:
+    def _alone(self, record: Record, seen: Record) -> bool:
         """Whether no other request can have had rows when it was aborted, in the iteration before its end is seen. seen: the
         record of that one."""
         at = record.iteration
-        ends = (one for one in self._records if (one.stage, one.iteration) == ("finished", at))
-        others = any(one.request != record.request for one in ends)
+        others = any(one.iteration == at and name != record.request for name, (_, one) in self._context.ended.items())
         aborts = any(at - 1 <= event.at <= at for event in self._aborts)
-        return not (self._records[seen].numbers["live"] or self._trace.integers(seen, "held") or others or aborts)
-
-
-def _most_rows(case: Case, request: Request) -> int:
-    """Rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few."""
-    rows = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(case)
-    return -(-rows // case.page_size) * case.page_size
+        held = self._trace.integers(self._context.numbers[seen.key], "held")
+        return not (seen.numbers["live"] or held or others or aborts)

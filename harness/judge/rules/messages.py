@@ -37,7 +37,7 @@ class HiddenStates(Rules):
         token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone."""
         if not self._context.of(Answers).has_message(record):
             return
-        request, own = self._case.request(record.request), self._context.of(Answers).work_on(record.request)
+        request, own = self._case.request(record.request), self._context.work[record.request]
         place, wanted = Place(record, "finished"), request.hidden_states
         emitted = len(self._trace.integers(number, "tokens"))
         unsent = bool(wanted) and not (request.max_new_tokens or emitted or record.numbers["aborted"])

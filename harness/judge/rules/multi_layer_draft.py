@@ -22,7 +22,7 @@ from eagletwin.reference.mtp import draft_extend, is_provisional, layer_tokens
 from ..compare import Place
 from ..context import Rules
 from ..ranks import heads
-from ..replay import RequestReplay, Round, recorded_rows, reference_heads, stored_rows
+from ..replay import RequestReplay, Round, reference_heads, stored_rows
 from . import rule
 from .cached_rows import carry, pairs_of
 
@@ -33,16 +33,6 @@ from .cached_rows import carry, pairs_of
 # them that consumed one of these tokens must have consumed this request's. Later tokens are beyond the key. What the last rows
 # of the layers above the first consumed of the other request's stays; SGLang accepts that (boundary-kv), as it does a row that
 # was fed a draft and never repaired.
-
-
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """The first rows of one layer, which were there already: what they must have consumed, and what they did. Both are alike
-    for a row of which that is not known."""
-
-    layer: int
-    expected: list[int]
-    consumed: list[int]
 
 
 class FedTokens:
@@ -71,8 +61,9 @@ class FedTokens:
             else:
                 self._tokens[layer][slot] = token
 
-    def reused_rows(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[Reused]:
-        """The first `count` rows of a request whose tokens these are."""
+    def reused_rows(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Of each layer the first `count` rows of a request whose tokens these are, which were there already: what they must
+        have consumed, and what they did. Both are alike for a row of which that is not known."""
         ends = self._ends(table[:count])
         found = []
         for layer, fed in enumerate(self._tokens):
@@ -81,7 +72,7 @@ class FedTokens:
                 token = tokens[row + 1 + layer]
                 expected.append(token)
                 consumed.append(fed.get(table[row], token) if row + 1 + layer <= end else token)
-            found.append(Reused(layer, expected, consumed))
+            found.append((expected, consumed))
         return found
 
     def _ends(self, slots: Sequence[int]) -> list[int]:
@@ -200,7 +191,7 @@ class Layers(Rules):
         self.parts = model.drafts[: self._case.num_steps]
         self._book = LayerRowStore(self.parts, self._heads)
         self._fed = FedTokens(len(self.parts))
-        self._reused: dict[int, list[Reused]] = {}  # by the number of a prefill record
+        self._reused: dict[int, list[tuple[list[int], list[int]]]] = {}  # by the number of a prefill record
         self._states = {request.id: LayerState() for request in self._case.requests}
         for number, record in enumerate(self._records):
             if record.stage == "cached":
@@ -315,8 +306,11 @@ class Layers(Rules):
     def check_extend(self, number: int, record: Record) -> None:
         """The rows that were taken over, the stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
-        for reused in self._reused.get(number, ()):
-            self._taken_over(record, reused)
+        for layer, (expected, consumed) in enumerate(
+            self._reused.get(number, ())
+        ):  # of the prefix cache, or of an earlier chunk
+            place, rows = self._place(record, layer=layer), "token consumed by what was there already, row"
+            self._compare.integers(place, "draft.kv", expected, consumed, rows, 0)
         extend = state.extends.get(record.key)
         if extend is None:  # no token is told behind its rows
             return
@@ -332,19 +326,13 @@ class Layers(Rules):
         if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
             return
-        for layer, rows in enumerate(extend.layers):
+        for layer, computed in enumerate(extend.layers):
             place, own = self._place(record, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
 
             def name(_: int, rank: int, layer: int = layer) -> str:
                 return f"d[{layer + 1}]" if topk == 1 else f"d[{layer + 1}], choice {rank}"
 
-            self._compare.choices(place, "draft.proposal", rows.logits[-1:].numpy(), [own], name)
-
-    def _taken_over(self, record: Record, reused: Reused) -> None:
-        """Rows of the prefix cache, or of an earlier chunk, consumed the tokens of this request."""
-        name = "token consumed by what was there already, row"
-        place = self._place(record, layer=reused.layer)
-        self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, name, 0)
+            self._compare.choices(place, "draft.proposal", computed.logits[-1:].numpy(), [own], name)
 
     def _check_stored_rows(self, number: int, place: Place, part: str, extend: _Extend) -> None:
         at, stored = self._rows(number, part)
@@ -362,7 +350,7 @@ class Layers(Rules):
         self._pure_rows(place, part, fresh, [state.recorded[part, row] for row in fresh], "row")
 
     def _rows(self, number: int, part: str) -> tuple[list[int], Array]:
-        stored = recorded_rows(self._trace, number, part)
+        stored = self._trace.array(number, f"{part}_kv")
         at = self._trace.integers(number, f"{part}_rows")
         if len(at) != stored.shape[0]:
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of {part}")
@@ -395,7 +383,7 @@ class Layers(Rules):
         replay, slots = self._replays[record.request], self._trace.integers(number, "slots")
         for layer, part in enumerate(self.parts):
             place = Place(record, "finished", layer=layer)
-            stored = recorded_rows(self._trace, number, part)
+            stored = self._trace.array(number, f"{part}_kv")
             if not self._committed:
                 self._compare_with_the_book(number, place, part, stored, lambda n: f"cached row {n}")
             else:

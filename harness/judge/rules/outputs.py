@@ -54,19 +54,11 @@ class Answers(Rules):
     """Judges what was sent of each request of one trace. A recording of a server has no messages."""
 
     def begin(self) -> None:
-        self._own: dict[str, list[Record]] = {}
         self._restored = restored_rows(self._trace)
-        for record in self._records:
-            if record.stage in ("prefill", "verify"):
-                self._own.setdefault(record.request, []).append(record)
 
     def has_message(self, record: Record) -> bool:
         """Whether a request got a message with counts: one that was aborted in the queue gets another."""
         return self._model.numbers and not record.numbers.get("dropped")
-
-    def work_on(self, request: str) -> list[Record]:
-        """The records of its prefills and rounds."""
-        return self._own.get(request, [])
 
     def _limit(self, request: Request, record: Record, emitted: list[int]) -> int:
         """How many tokens it was to have: all that it got, where it was aborted."""
@@ -84,7 +76,7 @@ class Answers(Rules):
 
     def work(self, record: Record, emitted: list[int]) -> Work:
         """What was done for a request that has ended, and was sent these tokens."""
-        request, steps, own = self._case.request(record.request), list[_Step](), self.work_on(record.request)
+        request, steps, own = self._case.request(record.request), list[_Step](), self._context.work[record.request]
         prompt, limit = len(request.prompt), self._limit(request, record, emitted)
         surely, perhaps, before = 0, 0, None
         for done in own:
@@ -218,13 +210,6 @@ class _Places(NamedTuple):
     logits: Array
 
 
-class _LogprobRows(NamedTuple):
-    """What was said of some places, a row each: how many numbers, -1 for nothing; and all numbers, one row after another."""
-
-    rows: list[int]
-    numbers: Array
-
-
 class LogprobRules(Rules):
     """Judges what a request was told of probabilities."""
 
@@ -293,24 +278,27 @@ class LogprobRules(Rules):
         for kind in counts.keys() - kinds.keys():
             self._nothing(number, place, f"{places.part}_{kind}_logprobs")
         for kind, named in kinds.items():
-            values, ids = self._read_logprobs(number, f"{places.part}_{kind}_logprobs")
+            tensor = f"{places.part}_{kind}_logprobs"
+            # of each place how many numbers, -1 for nothing; and all numbers, one place after another
+            of_values, of_ids = (self._trace.integers(number, f"{tensor}_{which}_rows") for which in ("values", "ids"))
+            values, ids = self._trace.array(number, tensor), self._trace.array(number, f"{tensor}_ids")
             name = f"{places.part} {kind} logprobs"
             rows = [*[-1] * places.silent, *[counts[kind]] * len(speaking)]
             # the token itself is named where nothing is said of its probability, too
             shown = [1] * len(places.tokens) if kind == "token" else rows
-            self._compare.integers(place, _RULE, rows, values.rows, f"how many {name} of place", places.first)
-            self._compare.integers(place, _RULE, shown, ids.rows, f"how many ids of {name} of place", places.first)
-            if (values.rows, ids.rows) != (rows, shown):
+            self._compare.integers(place, _RULE, rows, of_values, f"how many {name} of place", places.first)
+            self._compare.integers(place, _RULE, shown, of_ids, f"how many ids of {name} of place", places.first)
+            if (of_values, of_ids) != (rows, shown):
                 continue
-            chosen = ids.numbers if kind != "token" else ids.numbers[places.silent :]
+            chosen = ids if kind != "token" else ids[places.silent :]
             if named is None:
                 self._best(place, places, chosen.reshape(-1, wanted.top), name)
             else:
                 expected = places.tokens if kind == "token" else [token for row in named for token in row]
-                self._compare.integers(place, _RULE, expected, ids.numbers.tolist(), f"id of {name}", 0)
+                self._compare.integers(place, _RULE, expected, ids.tolist(), f"id of {name}", 0)
             chosen = chosen.reshape(-1, counts[kind]).clip(0, told.shape[1] - 1)
             if len(chosen):
-                self._values(place, places, np.take_along_axis(told, chosen, 1), values.numbers.reshape(chosen.shape), name)
+                self._values(place, places, np.take_along_axis(told, chosen, 1), values.reshape(chosen.shape), name)
 
     def _nothing(self, number: int, place: Place, name: str) -> None:
         """What nobody asked for is not told, as of another request."""
@@ -318,11 +306,6 @@ class LogprobRules(Rules):
             if kept in self._records[number].tensors:
                 some = self._trace.integers(number, kept) if kept.endswith("_ids") else self._trace.array(number, kept).tolist()
                 self._compare.integers(place, _RULE, [], some, f"{kept}, which were not asked for, of place", 0)
-
-    def _read_logprobs(self, number: int, name: str) -> tuple[_LogprobRows, _LogprobRows]:
-        """Values and ids."""
-        values = _LogprobRows(self._trace.integers(number, f"{name}_values_rows"), self._trace.array(number, name))
-        return values, _LogprobRows(self._trace.integers(number, f"{name}_ids_rows"), self._trace.array(number, f"{name}_ids"))
 
     def _best(self, place: Place, places: _Places, chosen: Array, name: str) -> None:
         if not len(chosen):

@@ -7,18 +7,17 @@ is then judged by these.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Request, Sampling
+from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
-from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
-from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
+from eagletwin.reference.cuts import rounding_of, targets_of_float32
+from eagletwin.reference.follow_sampling import Draws, Followed, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds, seeded_coins
 
 from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
@@ -130,18 +129,15 @@ class Samples(Rules):
         """Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at
         min_p. Its logits are the reference's, within the bound; the distribution is that of exactly its logits, within the
         roundings of float32."""
-        if not self._on or "coins" not in record.tensors:
+        if not self._on or not {"coins", "target_logits"} <= {*record.tensors}:
             return
         replay, round, place = self._replay(record), self._round(record), Place(record, "verify")
         asked = self._case.request(record.request).sampling or _GREEDY
         judged = replay.allowing(range(round.committed, round.end))
         logits, targets = replay.chosen_by(round)[: len(judged)], self._targets(number, judged)
-        if "target_logits" in record.tensors:
-            own = self._trace.tensor(number, "target_logits")[: len(logits)]
-            computed = logits if replay.target.plain is None else replay.target.plain[judged.start : judged.stop]
-            self._made_of_its_logits(place, asked, logits, targets, own, computed)
-        else:  # up to schema 3
-            self._made_of_the_reference(place, asked, logits, targets)
+        own = self._trace.tensor(number, "target_logits")[: len(logits)]
+        computed = logits if replay.target.plain is None else replay.target.plain[judged.start : judged.stop]
+        self._made_of_its_logits(place, asked, logits, targets, own, computed)
 
     def _targets(self, number: int, judged: range) -> Tensor:
         return self._trace.tensor(number, "target_probabilities")[: len(judged)]
@@ -165,39 +161,24 @@ class Samples(Rules):
         own [n, V]: the logits that the worker made them of; computed [n, V]: the reference's before the request's own changes.
         These may take the largest one away, and it is what the error of all scales with.
         """
-        request, relative = self._check_node_count(place, logits, targets), self._bounds.relative
+        rule, request, relative = "verify.probabilities", self._case.request(place.record.request), self._bounds.relative
+        if len(logits) != len(targets) and self._compare.on(rule):
+            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
         for node, (row, mine, actual) in enumerate(zip(torch.from_numpy(logits), own, targets, strict=False)):
             size = np.maximum(magnitude(before_additions(request, row.numpy())), magnitude(computed[node]))
             error = float(relative * size + 2.0**-24 * magnitude(row.numpy()))
             rows = [("logits", *_finite(row, mine), error / relative)]
             if bool(((row == mine) | ((row - mine.double()).abs() <= error)).all()):  # else this is what is wrong
-                possible = self._possible(partial(targets_of_float32, mine, *_cuts(sampling, mine)))
+                possible = self._possible(sampling, mine)
                 rounded = rounding_of(mine, sampling.temperature).sum
                 rows += [("logarithms", *pair, rounded / relative) for pair in _nearest(possible, actual)]
             self._compare_rows(place, node, rows)
 
-    def _made_of_the_reference(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
-        """The same where the worker's logits are not known: within the bound of the reference's there may be several cuts."""
-        request = self._check_node_count(place, logits, targets)
-        for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
-            computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
-            error = float(self._bounds.relative * computed + rounded)
-            temperature, top_k, top_p, min_p = _cuts(sampling, row)
-            possible = self._possible(partial(possible_targets, row, temperature, top_k, top_p, error, min_p))
-            scale = float(log_scale(row.numpy(), sampling.temperature))
-            self._compare_rows(place, node, [("logarithms", *pair, scale) for pair in _nearest(possible, actual)])
-
-    def _check_node_count(self, place: Place, logits: Array, targets: Tensor) -> Request:
-        """The request, of whose accepted nodes each must have a row."""
-        rule = "verify.probabilities"
-        if len(logits) != len(targets) and self._compare.on(rule):
-            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
-        return self._case.request(place.record.request)
-
-    def _possible(self, ask: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def _possible(self, sampling: Sampling, logits: Tensor) -> list[Tensor]:
         """Rows [V] that may be what is sampled from; none where there are too many. If it is not one, that is counted."""
+        cuts = (sampling.temperature, sampling.top_k or len(logits), sampling.top_p, sampling.min_p)
         try:
-            possible = ask()
+            possible = targets_of_float32(logits, *cuts)
         except ValueError:
             possible = []
         if len(possible) != 1:
@@ -293,12 +274,8 @@ class Samples(Rules):
             coin = final if wrong.kind == "bonus" else coins[wrong.node]
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             by = f" (by {wrong.by:.3g})" if math.isfinite(wrong.by) else ""  # whatever the coin
-            expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported}{by}"
+            expected, actual = f"coin {coin:.6g}: {wrong.why}", f"token {wrong.token} {reported}{by}"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
-
-
-def _cuts(sampling: Sampling, logits: Tensor) -> tuple[float, int, float, float]:
-    return sampling.temperature, sampling.top_k or len(logits), sampling.top_p, sampling.min_p
 
 
 def _nearest(possible: Sequence[Tensor], actual: Tensor) -> list[tuple[Array, Array]]:
@@ -312,7 +289,3 @@ def _finite(expected: Tensor, actual: Tensor) -> tuple[Array, Array]:
     """Logits [V] with 0 for those that both forbid: minus infinity less itself is no number."""
     both = expected.isneginf() & actual.isneginf()
     return expected.masked_fill(both, 0.0).numpy(), actual.double().masked_fill(both, 0.0).numpy()
-
-
-def _argument(wrong: Illegal, coin: float) -> str:
-    return f"coin {coin:.6g}: {wrong.why}"

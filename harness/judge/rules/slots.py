@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.layout import draft_columns, verify_columns
@@ -259,7 +258,8 @@ class Windows(Rules):
             return
         slots, led, owners = (self._trace.array(number, name) for name in ("slots", "window_slots", "owners"))
         self._cached = set(self._trace.integers(number, "cached"))
-        self._rows = {key.removeprefix("request."): _of(owners == owner, slots, led) for key, owner in record.numbers.items()}
+        of_request = {key.removeprefix("request."): owners == owner for key, owner in record.numbers.items()}
+        self._rows = {name: (slots[own].tolist(), led[own].tolist()) for name, own in of_request.items()}
 
     @rule("window.slots", "4", weights="no")
     @stages("target.extend", "draft")
@@ -318,10 +318,6 @@ class Windows(Rules):
             more = f", and {len(late) - 1} more" if len(late) > 1 else ""
             why = f"Row {committed} is next, and sees the {self._back} rows before it."
             self._compare.report(place, _RULE, f"row {late[0]}{more}", "no slot any more", f"slot {led[late[0]]}", why)
-
-
-def _of(own: Array, slots: Array, led: Array) -> tuple[list[int], list[int]]:
-    return slots[own].tolist(), led[own].tolist()
 
 
 @lru_cache(maxsize=256)  # asked for in every step of a round

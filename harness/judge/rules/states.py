@@ -1,6 +1,5 @@
 """Layers that keep states: `target.state`, `target.conv`, `state.slots`; and the prefix cache's states, `state.tracked`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
@@ -184,11 +183,6 @@ class TrackedStates(Rules):
         self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
         self._given_up = 0
         self._lost = False  # whether the cache gave a state up in the iteration before
-        self._aborted = {
-            record.request: record.iteration
-            for record in self._records
-            if record.stage == "finished" and record.numbers["aborted"]
-        }
 
     @stages("prefill")
     def prefill(self, _number: int, record: Record) -> None:
@@ -254,7 +248,8 @@ class TrackedStates(Rules):
             self._open.clear()
             return
         for one in due:
-            over = self._aborted.get(one.request) == record.iteration
+            _, ended = self._context.ended.get(one.request, (0, None))
+            over = ended is not None and ended.numbers["aborted"] and ended.iteration == record.iteration
             if self._compare.on(_RULE) and not over and not any(self._has(one.request, row) for row in one.rows):
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 
@@ -303,18 +298,11 @@ class TrackedStates(Rules):
 
     def _report(self, record: Record, what: str, held: tuple[Array, Array]) -> None:
         wanted = [f"{rows} rows of {name}" for name, those in self._may.items() for rows in sorted(those)][-_NAMED:]
-        found = [
-            next(
-                (
-                    f"{_PARTS[part]} after {rows} rows of {name}"
-                    for name, rows in self._all()
-                    if self._is(name, rows, held, (part,))
-                ),
-                "",
-            )
-            for part in range(2)
-        ]
-        named = ", ".join(text for text in found if text) or "of no row of any request"
+        kept = {name: len(replay.kept[0]) for name, replay in self._replays.items() if replay.kept is not None}
+        every = [(name, rows) for name, count in kept.items() for rows in range(1, count + 1)]
+        found = (next((one for one in every if self._is(*one, held, (part,))), None) for part in range(2))
+        texts = [f"{_PARTS[part]} after {one[1]} rows of {one[0]}" for part, one in enumerate(found) if one is not None]
+        named = ", ".join(texts) or "of no row of any request"
         expected = f"those after {' or '.join(wanted)}" if wanted else "none: no request came to a row that is tracked"
         self._compare.report(Place(record, "iteration"), _RULE, what, expected, named)
 
@@ -322,11 +310,6 @@ class TrackedStates(Rules):
         place = self._place(record)
         why = f"{passed[0].upper()}{passed[1:]} of {name} came to {rows} rows, and the prefix cache gave up no state since."
         self._compare.report(place, _RULE, f"state after {rows} rows of {name}", "in the prefix cache", "not there", why)
-
-    def _all(self) -> Iterator[tuple[str, int]]:
-        for name, replay in self._replays.items():
-            if replay.kept is not None:
-                yield from ((name, row + 1) for row in range(len(replay.kept[0])))
 
 
 _PARTS = ("a state", "inputs of a convolution")

@@ -4,7 +4,9 @@ What the engine chose is followed (replay.py): here is judged whether it chose a
 it was told what verify decided, and whether all parts of the worker went by the same choice.
 """
 
-from eagletwin.harness.core.case import Adaptive, Case
+from dataclasses import fields
+
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import NODES_OF, STEPS_OF, Record
 from eagletwin.reference.adaptive import Knobs, Policy
 
@@ -99,15 +101,8 @@ class Steps(Rules):
 
 
 def _policy(case: Case) -> Policy | None:
-    adaptive: Adaptive | None = case.engine.sglang.adaptive
+    adaptive = case.engine.sglang.adaptive
     if adaptive is None:
         return None
-    knobs = Knobs(
-        alpha=adaptive.alpha,
-        interval=adaptive.interval,
-        warmup=adaptive.warmup,
-        up=adaptive.up,
-        down=adaptive.down,
-        ceiling=adaptive.ceiling,
-    )
+    knobs = Knobs(**{one.name: getattr(adaptive, one.name) for one in fields(Knobs)})
     return Policy(case.num_steps, {tier.batch: tier.steps for tier in adaptive.tiers}, knobs)

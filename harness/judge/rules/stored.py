@@ -5,7 +5,6 @@ from eagletwin.harness.core.records import Record
 
 from ..compare import Phase, Place
 from ..context import Rules
-from ..replay import recorded_rows
 from . import rule, stages
 from .multi_layer_draft import Layers
 
@@ -54,7 +53,7 @@ class PoolRows(Rules):
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
         at = self._trace.array(number, f"{part}_rows")
-        stored = recorded_rows(self._trace, number, part)
+        stored = self._trace.array(number, f"{part}_kv")
         if len(at) != len(stored) or (at < 0).any():
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}, the smallest {at.min(initial=0)}")
         known = at < len(reference)  # a row past everything that was committed has no reference
@@ -76,7 +75,7 @@ class PoolRows(Rules):
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
         replay, place, count = self._replay(record), self._place(record), len(self._trace.array(number, "slots"))
         for part, reference in replay.stored.items():
-            stored = recorded_rows(self._trace, number, part)
+            stored = self._trace.array(number, f"{part}_kv")
             known = min(count, len(reference))
             # Keys of single tokens end with the last token, whose row of the target another request may have computed: it is
             # compared there. EAGLE's keys, pairs, end one before it.
@@ -95,7 +94,7 @@ class PoolRows(Rules):
             at = next((n for n, one in enumerate(earlier.header.records) if one.key == record.key), None)
             if at is None:  # which `ranks.agree` says
                 continue
-            stored, first = recorded_rows(earlier, at, "target"), earlier.header.engine.first_layer
+            stored, first = earlier.array(at, "target_kv"), earlier.header.engine.first_layer
             known = min(len(stored), len(reference))
 
             def name(n: int, rank: int = rank) -> str:

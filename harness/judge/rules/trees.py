@@ -15,9 +15,9 @@ from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
 
 from ..bounds import SMALLEST_LOG, log_scale, logs
 from ..compare import UNSEEN, Place
-from ..completeness import draft_decode_in_graph, layers_in_graph
+from ..completeness import INPUTS, draft_decode_in_graph
 from ..context import Rules
-from ..replay import ReferenceRows, RequestReplay, Round, recorded_rows
+from ..replay import ReferenceRows, RequestReplay, Round
 from ..trees import parents_of
 from . import rule, stages
 from .multi_layer_draft import Layers
@@ -58,7 +58,7 @@ class Trees(Rules):
         last = not prefill or bool(record.numbers["final"])
         if model.mtp_layers:
             if not prefill and record.numbers.get("in_graph"):
-                layers_in_graph(self._trace, self._compare)
+                self._compare.not_seen(("draft.runner", *INPUTS), self._case.num_steps)
         elif not model.numbers:
             if model.ahead and last:
                 self.note_proposal(number, record.request)
@@ -69,7 +69,7 @@ class Trees(Rules):
             if model.states:
                 hidden = self._trace.array(number, "proposal_hidden")[None]
                 index = f"state that row {row} hands to draft decode"
-                self._compare.row(place, "draft.hidden_in", rows.hidden[row : row + 1], hidden, index)
+                self._compare.floats(place, "draft.hidden_in", rows.hidden[row : row + 1], hidden, lambda _: index)
             self._root(number, place, rows, row)
 
     @stages("draft")
@@ -115,7 +115,7 @@ class Trees(Rules):
         committed, growth = round.committed, replay.growths[record.round]
         if "hole_kv" in record.tensors:
             self._holes(number, Place(record, "draft"), replay, round)
-        stored = recorded_rows(self._trace, number, "scratch")
+        stored = self._trace.array(number, "scratch_kv")
         topk, ahead = self._case.topk, self._model.ahead
         for step in range(ahead, round.steps):
             rows = stored[(step - ahead) * topk : (step - ahead + 1) * topk]
@@ -132,7 +132,7 @@ class Trees(Rules):
 
     def _holes(self, number: int, place: Place, replay: RequestReplay, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
-        holes = recorded_rows(self._trace, number, "hole")
+        holes = self._trace.array(number, "hole_kv")
         inside = round.committed % self._case.page_size
         begun = replay.stored["draft"][round.committed - inside : round.committed]
         expected: Array = np.tile(begun, (self._case.topk - 1, 1, 1, 1, 1))
@@ -195,32 +195,17 @@ class Trees(Rules):
     @stages("draft")
     def check_choice(self, number: int, record: Record) -> None:
         """The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers."""
-        replay, round = self._replay(record), self._round(record)
+        replay, round, numbers = self._replay(record), self._round(record), self._model.numbers
         if not self._has_draft_decode(record):
             return
-        if not self._model.numbers:
-            self._grown_by_tokens(record, round)
-            return
-        self._proposals(record, replay, round)
+        if numbers:
+            self._proposals(record, replay, round)
+        else:
+            self._candidates(record, round)
         if self._case.topk > 1:
-            self._choices(record, replay, round)
+            self._choices(record, round)
+        if self._case.topk > 1 and numbers:
             self._scores(number, record, replay)
-
-    def _grown_by_tokens(self, record: Record, round: Round) -> None:
-        """The same of a tree whose numbers the reference cannot compute: tokens, and what a choice is, whichever it is."""
-        topk, steps = self._case.topk, round.steps
-        self._candidates(record, round)
-        if topk == 1:
-            return
-        self._first_frontier(record, round)
-        for step in range(1, steps - 1):
-            first, frontier = count_candidates(topk, step), round.expanded[step * topk : (step + 1) * topk]
-            if self._compare.on("tree.parents"):
-                last = count_candidates(topk, step + 1)
-                if len({one for one in frontier if first <= one < last}) < topk:
-                    self._no_frontier(record, step, frontier)
-        if self._ascends(record, round):
-            self._nodes_are_candidates(record, round)
 
     @rule("tree.parents", "3.4", weights="in part")
     @stages("draft")
@@ -310,8 +295,12 @@ class Trees(Rules):
             self._compare.integers(
                 Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
             )
-        shown = self._visible_tokens(round)
-        self._continues(record, shown)
+        shown, topk = self._visible_tokens(round), self._case.topk
+        # the extend before proposed the root's children, and was judged: they must be those very tokens
+        proposed = self._proposed.get(record.request)
+        if proposed is not None and shown:  # a round of no steps uses no proposal
+            expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
+            self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
         return shown
 
     def _visible_tokens(self, round: Round) -> list[int]:
@@ -325,14 +314,6 @@ class Trees(Rules):
                 if 0 <= candidate < total:
                     shown[candidate] = token
         return shown
-
-    def _continues(self, record: Record, shown: list[int]) -> None:
-        """The extend before proposed the root's children, and was judged: they must be those very tokens."""
-        if record.request not in self._proposed or not shown:  # a round of no steps uses no proposal
-            return
-        topk, proposed = self._case.topk, self._proposed[record.request]
-        expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
-        self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
 
     def _scores(self, number: int, record: Record, replay: RequestReplay) -> None:
         """The scores of all candidates: products of probabilities, as numbers."""
@@ -353,32 +334,30 @@ class Trees(Rules):
         who = f"branch {branch} of draft decode step {step}" if step else "the root"
         return f"child {rank} of {who}"
 
-    def _choices(self, record: Record, replay: RequestReplay, round: Round) -> None:
-        """The frontiers and the final selection hold the candidates of the largest scores."""
-        topk, choices = self._case.topk, replay.choices[record.round]
-        self._first_frontier(record, round)
-        for step, ranked in enumerate(choices.frontiers, 1):
-            frontier = round.expanded[step * topk : (step + 1) * topk]
-            if frontier != ranked.actual or len(set(frontier)) < topk:  # of another depth, or one of them twice
-                if self._compare.on("tree.parents"):
-                    self._no_frontier(record, step, frontier)
-                continue
-            self._compare.ranking(Place(record, "draft", step, output=True), "tree.parents", ranked, f"frontier {step + 1}")
-        if not self._ascends(record, round) or choices.selected is None:
+    def _choices(self, record: Record, round: Round) -> None:
+        """The frontiers and the final selection hold the candidates of the largest scores; where the reference cannot compute
+        the numbers, only what a choice is, whichever it is."""
+        topk, all_of_root = self._case.topk, list(range(self._case.topk))
+        choices = self._replay(record).choices[record.round] if self._model.numbers else None
+        place, frontier = Place(record, "draft", output=True), round.expanded[:topk] or all_of_root
+        self._compare.integers(place, "tree.parents", all_of_root, frontier, "frontier 1, place", 0)
+        for step in range(1, round.steps - 1):
+            place, frontier = Place(record, "draft", step, output=True), round.expanded[step * topk : (step + 1) * topk]
+            first, last = count_candidates(topk, step), count_candidates(topk, step + 1)
+            whole = len({one for one in frontier if first <= one < last}) == topk  # none of another depth, or twice
+            if whole and choices is not None:
+                self._compare.ranking(place, "tree.parents", choices.frontiers[step - 1], f"frontier {step + 1}")
+            elif self._compare.on("tree.parents") and not whole:
+                expected = f"{topk} different candidates of depth {step + 1}"
+                self._compare.report(place, "tree.parents", f"frontier {step + 1}", expected, str(frontier))
+        if not self._ascends(record, round):
             return
         place = Place(record, "draft", round.steps - 1, output=True)
-        self._compare.ranking(place, "tree.tokens", choices.selected, "the final selection, best first")
-        self._nodes_are_candidates(record, round)
-
-    def _first_frontier(self, record: Record, round: Round) -> None:
-        place, all_of_root = Place(record, "draft", output=True), list(range(self._case.topk))
-        frontier = round.expanded[: self._case.topk] or all_of_root
-        self._compare.integers(place, "tree.parents", all_of_root, frontier, "frontier 1, place", 0)
-
-    def _no_frontier(self, record: Record, step: int, frontier: list[int]) -> None:
-        expected = f"{self._case.topk} different candidates of depth {step + 1}"
-        place = Place(record, "draft", step, output=True)
-        self._compare.report(place, "tree.parents", f"frontier {step + 1}", expected, str(frontier))
+        if choices is not None and choices.selected is not None:
+            self._compare.ranking(place, "tree.tokens", choices.selected, "the final selection, best first")
+        if round.proposed:
+            tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
+            self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)
 
     def _ascends(self, record: Record, round: Round) -> bool:
         """Whether the final selection is one: different candidates, in the order of their numbers."""
@@ -390,9 +369,3 @@ class Trees(Rules):
             expected = "different candidates in the order of their numbers"
             self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
         return False
-
-    def _nodes_are_candidates(self, record: Record, round: Round) -> None:
-        if round.proposed:
-            tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
-            place = Place(record, "draft", round.steps - 1, output=True)
-            self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)

@@ -22,14 +22,6 @@ _RULE = "output.plain"
 class PlainDecode(Rules):
     """Checks the records `plain` of one trace."""
 
-    def begin(self) -> None:
-        # what each request was sent, and whether it was aborted
-        self._finished = {
-            record.request: (self._trace.integers(number, "tokens"), bool(record.numbers["aborted"]))
-            for number, record in enumerate(self._records)
-            if record.stage == "finished"
-        }
-
     @rule("output.plain", "3.9", weights="yes")
     @stages("plain")
     def check_answer(self, number: int, record: Record) -> None:
@@ -37,10 +29,11 @@ class PlainDecode(Rules):
         logits that count all that was sent before; and the request was sent the same one, but where penalties of a round
         count nothing of the round."""
         replay, request = self._replay(record), self._case.request(record.request)
-        (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
+        (at_end, ended), says = self._context.ended[record.request], self._trace.integers(number, "tokens")
+        emitted = self._trace.integers(at_end, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")
         ends = RECIPES[self._case.model].end_of_sequence
-        if aborted and says and says[-1] in (*request.stop, ends):
+        if ended.numbers["aborted"] and says and says[-1] in (*request.stop, ends):
             emitted = emitted[: len(says)]  # an abort lets a round's answer go on behind a stop token; plain decode ends there
         if len(says) != len(emitted):
             self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)

@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from eagletwin.cases.sample_cases import draw_cases
-from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
+from eagletwin.cases.strategies import VALUES, Focus, cases
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Attention, Dtype, Mode
 from eagletwin.harness.families.dimensions.dimension import tokens
 
+from .draw import draw_cases, focus_of
 from .job import Job, MustShow
 from .plan import GRAPHS, MODES, ONE_GRAPH
 

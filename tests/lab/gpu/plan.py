@@ -15,8 +15,7 @@ from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.ledger.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.ledger.standalone import KEYS
 from eagletwin.cases.reach import why_unreachable
-from eagletwin.cases.sample_cases import draw_cases
-from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of, greedy_cases, rejects, sampling_cases
+from eagletwin.cases.strategies import VALUES, Focus, cases, greedy_cases, rejects, sampling_cases
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import ABSENT, installed_version
@@ -26,6 +25,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions.dimension import tokens
 
+from .draw import draw_cases, focus_of
 from .job import Draw, Job, MustShow, bugs_of
 
 # What to run on a GPU: generated cases in all modes, and the ledger's proofs.
