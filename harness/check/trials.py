@@ -3,10 +3,12 @@
 What fuzz and the pytest plugin search with. A trial is a first look: whatever it finds is confirmed by check.confirm.
 """
 
+import atexit
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,14 +21,14 @@ from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence, Verdict, View
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.engines.provision import releases
-from eagletwin.harness.engines.source import Source, at_hand
+from eagletwin.harness.engines.source import Source, at_hand, resolve
 from eagletwin.harness.judge.judge import judge
 
 # The verdict of one run, by its RunSpec.
@@ -259,3 +261,26 @@ def probe_text(probe: Probe, verdict: Verdict, release: str) -> str:
         parts = (("index", verdict.first.index), ("expected", verdict.first.expected), ("actual", verdict.first.actual))
         lines += [f"  {name:9} {value}" for name, value in parts]
     return "\n".join(lines) + "\n"
+
+
+# `eagletwin.check`: run a case on SGLang's real worker and judge it, in one call.
+
+
+def check(case: Case, *, sglang: str = "", patches: Sequence[Patch] = (), mode: Mode = CPU) -> Verdict:
+    """Run a case and judge it. A second case of the same SGLang and mode starts in well under a second.
+
+    sglang   a release, or the folder of a source tree; empty: the one that is installed
+    patches  changes of that SGLang, in memory
+
+    Raises EagletwinError where no engine starts, a patch does not apply, or the case is not valid.
+    """
+    trials = Trials(_host(sglang, mode), RunSpec(mode=mode, patches=tuple(patches)))
+    return trials.look(case).verdict
+
+
+@cache
+def _host(sglang: str, mode: Mode) -> Host:
+    """One process that has imported this SGLang. It ends with this one."""
+    host = Host(source=resolve(sglang), mode=mode)
+    atexit.register(host.close)
+    return host

@@ -12,9 +12,8 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .options import ENGINE
+from .options import CHANGES, ENGINE, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, Names, option, run_options
 from .result import CheckFacts, emit_result, with_json
-from .run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, Names, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.case import Case

@@ -10,8 +10,8 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.terminal import count, each, fold, width
 
 from .doctor import doctor
+from .options import flag, option, run_options
 from .result import ReleaseFacts, ReleasesFacts, emit_result, with_json
-from .run_options import flag, option, run_options
 
 info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")

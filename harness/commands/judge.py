@@ -10,8 +10,8 @@ from eagletwin.harness.core.errors import InputError, exit_code_of
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
+from .options import JUDGING, flag, option, run_options
 from .result import JudgeFacts, RecordedFacts, emit_result, with_json
-from .run_options import JUDGING, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.check.recordings import JudgedServer

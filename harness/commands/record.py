@@ -12,8 +12,7 @@ import typer
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.engines.protocol import RecordOptions, environment
 
-from .options import log_progress
-from .run_options import Names, flag, option, run_options
+from .options import Names, flag, log_progress, option, run_options
 
 _USUAL = RecordOptions()
 _WHICH, _COST = "Which requests", "What it may cost"

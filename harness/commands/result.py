@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, field
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.verdict import Verdict
 
-from .run_options import JSON, Command, run_options
+from .options import JSON, Command, run_options
 
 SCHEMA = 1
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ExpertShape, ScanShape
 
-from . import hybrid
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, attention_weights, llama_shape
+from .recipe import Family, Part, Recipe, attention_weights, llama_shape, state_or_attention_layer
 
 if TYPE_CHECKING:
     from .recipe import Normal, Weights
@@ -83,7 +82,7 @@ def _scan(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=_scan, attends=_attention, feeds=_experts)
+    return state_or_attention_layer(recipe, number, normal, keeps=_scan, attends=_attention, feeds=_experts)
 
 
 _OF_HEAD = {

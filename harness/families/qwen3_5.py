@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from . import hybrid
 from .mtp import joined_head, joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
-from .recipe import Family, Part, Recipe, gated_weights, llama_shape
+from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
 
 if TYPE_CHECKING:
     from .recipe import Normal, Weights
@@ -34,7 +33,7 @@ RECIPES = (
         attention_gain=0.12,
         mlp_gain=0.12,
         min_share=0.02,
-        tracked_every=hybrid.TRACKED_EVERY,
+        tracked_every=TRACKED_EVERY,
     ),
 )
 
@@ -44,7 +43,7 @@ def _feed_forward(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_feed_forward)
+    return state_or_attention_layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_feed_forward)
 
 
 def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
-from . import hybrid
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, gated_weights, llama_shape
+from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +39,7 @@ RECIPES = (
         attention_gain=0.12,
         mlp_gain=0.12,
         min_share=0.05,
-        tracked_every=hybrid.TRACKED_EVERY,
+        tracked_every=TRACKED_EVERY,
     ),
 )
 
@@ -93,7 +92,7 @@ def delta_layer(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_experts)
+    return state_or_attention_layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_experts)
 
 
 OF_HEAD = {

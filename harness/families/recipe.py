@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Weights = dict[str, Tensor]
     # normal(*shape, std=…) draws float32 numbers from the recipe's generator
     Normal = Callable[..., Tensor]
+    MakeWeights = Callable[["Recipe", Normal], Weights]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,3 +248,24 @@ class Family:
     names_type: bool = False
     one_checkpoint: bool = False
     limits: tuple[str, ...] = ()
+
+
+# What families have in common whose layers keep a state, but for one in so many, which attends.
+
+# Rows from one state to the next that rounds track for the prefix cache: as many as a chunk of SGLang's kernels of the gated
+# delta rule has, which is the least that it admits for them.
+TRACKED_EVERY = 64
+
+
+def state_or_attention_layer(
+    recipe: Recipe, number: int, normal: Normal, *, keeps: MakeWeights, attends: MakeWeights, feeds: MakeWeights
+) -> Weights:
+    """A decoder layer of the target: the last one of every `attends_every` attends, the others keep a state."""
+    size = recipe.target.hidden_size
+    mixes = keeps if recipe.target.keeps_state(number) else attends
+    return {
+        "input_layernorm.weight": 1 + normal(size, std=0.1),
+        **mixes(recipe, normal),
+        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
+        **feeds(recipe, normal),
+    }

@@ -11,12 +11,12 @@ __all__ = ["Case", "cases", "check", "judge"]
 
 if TYPE_CHECKING:
     from eagletwin.cases.strategies import cases
-    from eagletwin.harness.check.api import check
+    from eagletwin.harness.check.trials import check
     from eagletwin.harness.core.case import Case
     from eagletwin.harness.judge.judge import judge
 
 # Imported where they are first used: the command line and pytest's plugin must start without torch.
-_HOMES = {"Case": "harness.core.case", "check": "harness.check.api", "judge": "harness.judge.judge"}
+_HOMES = {"Case": "harness.core.case", "check": "harness.check.trials", "judge": "harness.judge.judge"}
 
 
 def __getattr__(name: str) -> object:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import eagletwin as api_eagletwin
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import cases
-from eagletwin.harness.check import api
+from eagletwin.harness.check import trials as api
 from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.result import CheckFacts, ProveFacts, ResultFacts, SaidFacts, SearchFacts

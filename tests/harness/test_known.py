@@ -28,7 +28,7 @@ from eagletwin.harness.check.known import (
     may_show,
 )
 from eagletwin.harness.check.trials import judge_run
-from eagletwin.harness.commands.run_options import spec_of
+from eagletwin.harness.commands.options import spec_of
 from eagletwin.harness.core.case import (
     Adapter,
     Adaptive,
@@ -465,6 +465,8 @@ CHANGES: dict[str, tuple[object, dict[str, object]]] = {
     "Case.num_draft_tokens": (2, {}),
     "Case.page_size": (4, {"SGLangSettings.mixed_chunks": True}),
     "Case.engine": (EngineSettings(sglang=SGLangSettings(rejection_sampling=True)), {}),
+    "SGLangSettings.graphs": ((1, 2), {}),
+    "SGLangSettings.prefill_graphs": ((16,), {"SGLangSettings.graphs": (1, 2)}),
     "Request.sampling": (Sampling(), {}),
     "Request.stream": (True, {}),
     "Request.processor": (Processor(), {}),

@@ -17,7 +17,7 @@ from eagletwin.harness.check import repro
 from eagletwin.harness.cli.main import command_tree
 from eagletwin.harness.commands import options as shared_options
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.run_options import spec_of
+from eagletwin.harness.commands.options import spec_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.judge.rules import catalogue, rules_off

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eagletwin.harness.commands.run_options import spec_of
+from eagletwin.harness.commands.options import spec_of
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.engines import difference, source

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.options import log_progress
-from eagletwin.harness.commands.run_options import CHANGES, DTYPE, KERNELS, OVERLAP, SOURCE, run_options
+from eagletwin.harness.commands.options import CHANGES, DTYPE, KERNELS, OVERLAP, SOURCE, log_progress, run_options
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.protocol import Serve

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.commands.run_options import spec_of
+from eagletwin.harness.commands.options import spec_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.blocks import FOLDER

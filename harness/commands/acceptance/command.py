@@ -8,8 +8,7 @@ from msgspec.structs import asdict
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.terminal import each
 
-from ..options import let_threads_sleep, log_progress
-from ..run_options import JSON, OUT, option, run_options
+from ..options import JSON, OUT, let_threads_sleep, log_progress, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.deserved.checkpoint import Prompt

@@ -17,9 +17,8 @@ from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import find_rule
 
-from ..options import log_progress, nothing_run
+from ..options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, log_progress, nothing_run, option, run_options
 from ..result import BisectFacts, emit_result, with_json
-from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry

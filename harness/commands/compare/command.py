@@ -13,9 +13,22 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
-from ..options import OUTPUT, log_progress, nothing_run
+from ..options import (
+    HOW,
+    LIMITS,
+    MAX_CASES,
+    MINUTES,
+    OUT,
+    OUTPUT,
+    STRICT,
+    Names,
+    flag,
+    log_progress,
+    nothing_run,
+    option,
+    run_options,
+)
 from ..result import emit_result, wants_json, with_json
-from ..run_options import HOW, LIMITS, MAX_CASES, MINUTES, OUT, STRICT, Names, flag, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry

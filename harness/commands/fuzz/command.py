@@ -13,9 +13,21 @@ from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, Alread
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 
-from ..options import log_progress, nothing_run
+from ..options import (
+    CHANGES,
+    HOW,
+    JUDGING,
+    LIMITS,
+    OUT,
+    SEARCH,
+    SOURCE,
+    STRICT,
+    VERBOSE,
+    log_progress,
+    nothing_run,
+    run_options,
+)
 from ..result import SearchFacts, emit_result, with_json
-from ..run_options import CHANGES, HOW, JUDGING, LIMITS, OUT, SEARCH, SOURCE, STRICT, VERBOSE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host

@@ -14,8 +14,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, 
 from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families.valid import runs_in
 
-from ..options import nothing_run
-from ..run_options import MAX_CASES, MINUTES, SHRINK_MINUTES
+from ..options import MAX_CASES, MINUTES, SHRINK_MINUTES, nothing_run
 from .coverage import feature_filter, held_by, sampling_of
 
 # The feature without which a view changes nothing.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.harness.commands.options import log_progress
-from eagletwin.harness.commands.run_options import KERNELS, SOURCE, flag, option, run_options
+from eagletwin.harness.commands.options import KERNELS, SOURCE, flag, log_progress, option, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, unusual
 

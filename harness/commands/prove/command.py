@@ -13,9 +13,8 @@ from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families.valid import check_model
 
-from ..options import ENGINE, log_progress, nothing_run
+from ..options import ENGINE, HOW, LIMITS, OUT, SOURCE, STRICT, log_progress, nothing_run, option, run_options
 from ..result import ProveFacts, with_json
-from ..run_options import HOW, LIMITS, OUT, SOURCE, STRICT, option, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry, Known

@@ -8,7 +8,7 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.hybrid import TRACKED_EVERY
+from eagletwin.harness.families.recipe import TRACKED_EVERY
 
 from ..compare import Phase, Place
 from ..context import Rules

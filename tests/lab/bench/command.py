@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import entries_of, patches_of
-from eagletwin.harness.commands.run_options import CHANGES, SOURCE, run_options
+from eagletwin.harness.commands.options import CHANGES, SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.terminal import each, progress
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from eagletwin.harness.commands.run_options import ATTENTION, DTYPE, RANKS, run_options
+from eagletwin.harness.commands.options import ATTENTION, DTYPE, RANKS, run_options
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD
 from eagletwin.harness.core.terminal import count, progress

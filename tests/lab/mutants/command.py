@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from eagletwin.harness.commands.run_options import SOURCE, run_options
+from eagletwin.harness.commands.options import SOURCE, run_options
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.terminal import progress

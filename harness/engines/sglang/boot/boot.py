@@ -18,8 +18,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import CPU, Dtype, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions import DIMENSIONS
-from eagletwin.harness.families.hybrid import TRACKED_EVERY
-from eagletwin.harness.families.recipe import Recipe
+from eagletwin.harness.families.recipe import TRACKED_EVERY, Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 from eagletwin.harness.families.valid import not_driven
 

@@ -41,7 +41,7 @@ _NOWHERE = ("", 0, "")
 
 
 class Watcher(Protocol):
-    def note(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None: ...
+    def note(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> object: ...
 
 
 watcher: Watcher | None = None  # sees which memory each replay reads and writes
@@ -49,7 +49,7 @@ replaying = False
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TapeNode:
     """run: in a replay, on the memory of the capture. made: tensors that it gives; given, written: what it reads and writes
     beside these; where: in SGLang's code, for an error."""
 
@@ -67,7 +67,7 @@ class Tape:
     pool_order: ClassVar[list[Tape]] = []  # as they were captured
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[TapeNode] = []
         self._holds = self._ended = False  # whether its results are in memory; whether its capture is over
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
@@ -94,7 +94,7 @@ class Tape:
         self._ended = True
 
     def add(self, run: Callable[[], None], made: Sequence[Tensor], given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
-        self.nodes.append(Node(run, tuple(made), _caller(), tuple(given), tuple(written)))
+        self.nodes.append(TapeNode(run, tuple(made), _caller(), tuple(given), tuple(written)))
         self._own.update(tensor.untyped_storage().data_ptr() for tensor in made)
 
     def keep(self, tree: Any) -> None:
@@ -187,7 +187,7 @@ def probe(look: Callable[..., None], *tensors: Tensor | None) -> None:
     if Tape.now is not None:
         with recording_off():
             frozen = [None if tensor is None else tensor.detach() for tensor in tensors]
-            Tape.now.nodes.append(Node(functools.partial(look, *frozen)))
+            Tape.now.nodes.append(TapeNode(functools.partial(look, *frozen)))
 
 
 def opaque(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from eagletwin.harness.core.trace import snapshot
 
 from ..blame import Wraps
 from ..compat import attention
-from ..graphs import probes
+from ..graphs import install
 from .passes import ForwardPass, Underway
 from .pools import Allocation
 from .sampling import Coins
@@ -94,7 +94,7 @@ class Inner:
             wraps.method(router, "forward", self._around_router)
         # the only place where all candidates of a step are together
         wraps.function(of.module, "select_top_k_tokens", self._around_select)
-        wraps.value(probes, "listener", self)
+        wraps.value(install, "listener", self)
 
     def _routers(self) -> list[Any]:
         """What chooses experts for the rows of a layer, in target and draft."""
@@ -182,7 +182,7 @@ class Inner:
         self._add_tables(forward, batch)
         return forward
 
-    # Forwards of the draft inside a tape (graphs/probes.py): those that `execute` does not show.
+    # Forwards of the draft inside a tape (graphs/install.py): those that `execute` does not show.
 
     def forward_begins_in_graph(self, runner: Any, batch: Any, used: Mapping[str, Any]) -> None:
         if not self._now.requests or not (batch.forward_mode.is_decode() or self._of.layers):

@@ -36,7 +36,7 @@ class Speculation:
     adaptive       whether the number of steps is chosen anew for each round
     memory         whether the draft has rows of its own; else it reads the target's
     roots          whether draft decode has a forward for each step, so that the first can run the bonus token
-    tapes          whether graphs are tapes, whose probes show what is inside (graphs/probes.py)
+    tapes          whether graphs are tapes, whose probes show what is inside (graphs/install.py)
     """
 
     worker: Any
