@@ -16,7 +16,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.check.confirm import Outcome
 from eagletwin.harness.cli.main import run_command
-from eagletwin.harness.commands import doctor
+from eagletwin.harness.commands import info
 from eagletwin.harness.commands.compare import numbers
 from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.fuzz.command import fuzz
@@ -269,8 +269,8 @@ def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
 
 
 def test_releases_that_are_not_fetched_are_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "here", lambda: ("0.5.23",))
-    found = doctor._releases()
+    monkeypatch.setattr(info, "here", lambda: ("0.5.23",))
+    found = info._releases()
     assert found.good
     assert found.found.startswith("1 of 19 are here: 0.5.23; `--sglang` fetches the one that it names")
 
