@@ -171,7 +171,7 @@ def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:
     if all(catalogue()[rule].stages == ("finished",) for rule in unseen):  # what a message says
         return "this SGLang does not send them, or the trace is older than the rule"
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
-    return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") else drawn
+    return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") and engine.device == "cuda" else drawn
 
 
 def headline(header: Header, verdict: Verdict) -> str:

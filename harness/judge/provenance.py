@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.records import KEY_POISON, LATENT_POISON, VALUE_POISON, Record
+from eagletwin.harness.core.records import KEY_POISON, LATENT_POISON, VALUE_POISON, EngineInfo, Record
 from eagletwin.harness.core.signature import STAGES
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View
@@ -141,7 +141,7 @@ def _of_rows(context: DivergenceContext, found: Divergence, exhibit: Exhibit) ->
             """The nearest of the rows that agree in all these parts."""
             return _describe_nearest([names[at] for at in np.flatnonzero(parts.all(1))], own)
 
-        by_row[n] = owners(alike) or _poison(actual, exhibit.parts)
+        by_row[n] = owners(alike) or _poison(actual, exhibit.parts, header.engine)
         if not by_row[n] and stored:  # the keys of all layers are the first half of a row
             halves = (("keys", owners(alike[:, :half])), ("values", owners(alike[:, half:])))
             by_row[n] = "; ".join(f"its {which} are {row}" for which, row in halves if row)
@@ -178,7 +178,7 @@ def _describe_nearest(rows: list[_Row], own: _Row) -> str:
     return text
 
 
-def _poison(actual: Array, parts: int) -> str:
+def _poison(actual: Array, parts: int, engine: EngineInfo) -> str:
     """Poison in a stored row is the row's own; values of that size elsewhere come from a slot that was read."""
     if parts > 1:
         keys, values = np.split(actual, 2)
@@ -189,7 +189,8 @@ def _poison(actual: Array, parts: int) -> str:
     elif (actual == LATENT_POISON).all():
         return "poison: the slot was never written, or was freed"
     if not np.isfinite(actual).all():
-        return "not finite"
+        tapes = engine.device == "cpu" and engine.graphs
+        return "not finite" + ": memory of a graph that a graph captured before it may write over" * bool(tapes)
     if not actual.any():
         return "all zeros: nobody wrote it"
     if np.abs(actual).max() > VALUE_POISON / 100:
