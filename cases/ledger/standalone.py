@@ -145,7 +145,7 @@ STATES = Entry(
     rule="engine.crash",
     buggy="0.5.12 -",
     trigger="STANDALONE with CUDA graphs, no overlap, and a retraction in the iteration in which a batch grows",
-    needs=Needs(device="cuda", graphs=True, overlap=False),
+    needs=Needs(graphs=True, overlap=False),
     within="shifted",
     remedy=small_patch(
         "states-of-all-or-none",
@@ -163,7 +163,7 @@ STATES = Entry(
         topk=3,
         num_draft_tokens=10,
         exercises=("tree", "retraction"),
-        sglang=SGLangSettings(max_total_tokens=128),
+        sglang=SGLangSettings(max_total_tokens=128, graphs=(1, 2, 4)),
     ),
 )
 
