@@ -18,10 +18,10 @@ _READ_BEFORE = Patch(
         Edit(
             target="sglang.srt.managers.scheduler.Scheduler.run_batch",
             match=_BARRIER,
-            replacement=f"""if batch.decoding_reqs:
-    # Rows of running requests in a prefill batch are
-    # sampled without verify(), by masks that follow
-    # the tokens of the batch before.
+            replacement=f"""if batch.forward_mode.is_extend() and batch.decoding_reqs:
+    # verify() masks no rows of a prefill batch, so its
+    # running requests need their grammars advanced here.
+    # Decode batches keep a stale decoding_reqs.
     self._advance_pending_grammar()
 {_BARRIER}""",
         ),
