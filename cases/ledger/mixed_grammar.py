@@ -18,7 +18,7 @@ _READ_BEFORE = Patch(
         Edit(
             target="sglang.srt.managers.scheduler.Scheduler.run_batch",
             match=_BARRIER,
-            replacement=f"""if batch.forward_mode.is_extend() and batch.decoding_reqs:
+            replacement=f"""if batch.decoding_reqs and batch.forward_mode.is_extend():
     # verify() masks no rows of a prefill batch, so its
     # running requests need their grammars advanced here.
     # Decode batches keep a stale decoding_reqs.
