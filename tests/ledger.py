@@ -193,11 +193,13 @@ def report_of(folder: str) -> str:
 
 {about.strip()}
 
-**Trigger.** {bug.trigger}.
+**Who is hit.** {bug.trigger}.
 
 **Since when.** {bug.buggy.rstrip(" -")}.
 
 **Fix.** `fix.patch`.
+
+**Reported before?** Not searched.
 
 ## Reproduction
 
