@@ -19,10 +19,10 @@ from ..rows import long
 from . import change, counters
 from .attempt import FINDINGS, Attempt, Process, attempt, changed, folders, take_out
 
-INDEX = FINDINGS.parent / "index.md"
+INDEX = FINDINGS / "README.md"
 # Red and green takes two imports of SGLang a folder: a grave one here, and all by `make findings`.
 IN_THE_SUITE = ("row-overflow",)
-PARTS = ("Symptom.", "Who is hit.", "Cause.", "Since when.", "Fix.", "Reported before?")
+PARTS = ("Harm.", "Symptom.", "Who is hit.", "Cause.", "Since when.", "Fix.", "Reported before?")
 MAY_IMPORT = {"sglang", "torch", *sys.stdlib_module_names}
 
 
@@ -63,10 +63,11 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
     heads = [line for line in report.splitlines() if line.startswith("#")]
     assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment"]
     parts = [report.find(f"\n**{part}**") for part in PARTS]
-    assert -1 not in parts and parts == sorted(parts)
+    assert -1 not in parts
+    assert parts == sorted(parts)
     assert "\nSearched on 20" in report[parts[-1] :]
     assert "python -m sglang.launch_server" in report or "No public " in report
-    assert f"findings/{folder.name}/report.md" in INDEX.read_text(encoding="utf-8")
+    assert f"]({folder.name}/report.md)" in INDEX.read_text(encoding="utf-8")
 
 
 def test_every_live_bug_with_a_candidate_fix_for_a_cpu_has_its_folder() -> None:
