@@ -52,7 +52,7 @@ class _Operations(TorchDispatchMode):
 def _is_sglang(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     if file not in _sglang:
-        _sglang[file] = "/sglang/srt/" in file
+        _sglang[file] = "/sglang/srt/" in file or file.startswith("<sglang.srt.")  # a function that is patched in memory
     return _sglang[file]
 
 

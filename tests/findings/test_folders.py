@@ -183,6 +183,7 @@ sys.path[:0] = [{str(module.parent)!r}, {str(Path(counters.__file__).parent)!r}]
 import counters, work
 counters.begin("DECODE")
 work.work(3)
+exec(compile("def patched():\\n    return 1\\npatched()", "<sglang.srt.it, patched>", "exec"))
 [1 for _ in range(9)]
 counters.begin("EXTEND")
 """
@@ -191,7 +192,7 @@ counters.begin("EXTEND")
     [line] = map(json.loads, (tmp_path / "counts").read_text().splitlines())
     assert {name: line[name] for name in ("kind", *counters.KINDS)} == {
         "kind": "DECODE",
-        "lines": 7,
+        "lines": 10,
         "launches": 6,
         "waits": 3,
         "bytes": 0,
