@@ -9,8 +9,10 @@ TORCH ?= torch==2.13.0
 KERNELS ?= fast
 CASES ?= 1000
 SEED ?= 0
-# Folders of docs/findings that `make findings` tries; none: all.
+# Folders of docs/findings that `make findings` tries; none: all. MINUTES: of each of eight searches of what a patch breaks, and
+# whether its cost is counted; 0: neither.
 FINDINGS ?=
+MINUTES ?= 0
 # Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that
 # need no Triton either.
 PYTEST ?=
@@ -61,7 +63,7 @@ shadow: setup
 	$(BIN)/eagletwin fuzz --cases 100 --minutes 600 --kernels shadow
 
 findings: setup
-	$(BIN)/python -m tests.findings.attempt $(FINDINGS)
+	$(BIN)/python -m tests.findings.change --minutes $(MINUTES) $(FINDINGS)
 
 # SGLang as its own CI has it: with all that it pins, CUDA libraries included (10 GB). No cache, no second environment.
 THEIRS = build/upstream

@@ -60,7 +60,11 @@ UNRECORDED = {
 }
 # A server that these rules catch ends, or has no number of a request that is wrong.
 _OF_NO_REQUEST = {"engine.crash", "engine.hang", "kernel.memory", "schedule.events", "session.rows", "pool.accounting"}
-_GRAVEST = ("commit.", "verify.", "target.", "state.", "grammar.", "output.", "session.", "engine.", "schedule.", "kernel.")
+# How a report's harm begins, the gravest first.
+_HARMS = (
+    *("wrong output, and the server ends", "wrong output", "the server ends", "the server hangs", "a request is aborted"),
+    *("writes out of bounds", "wrong metadata", "lower accept length"),
+)
 
 
 def recorded(entry: Entry) -> str:
@@ -122,17 +126,29 @@ def folder_of(bug: Known) -> str:
     return re.sub(r"-[23]$", "", bug.id)
 
 
-def ready() -> str:
-    """docs/index.md: findings that upstream can take, the gravest first, and live bugs that have no folder."""
+def by_harm() -> str:
+    """docs/findings/README.md: findings that upstream can take, those of default flags first, then by harm; and live bugs that
+    have no folder. What a report does not say is empty."""
     live = {folder_of(bug): bug for bug in reversed(KNOWN) if not bug.fixed}
-    folders = sorted((name for name in live if (FINDINGS / name).is_dir()), key=lambda name: (_gravity(live[name]), name))
-    without = [f"`{name}` ({bug.title})" for name, bug in sorted(live.items()) if name not in folders]
-    rows = [f"* [{_title(name)}](findings/{name}/report.md)" for name in folders]
-    return "\n".join([*rows, "", f"Live entries that have no folder: {'; '.join(without)}.", ""])
+    rows = sorted((*_harm(name)[:2], name, *_harm(name)[2:]) for name in live if (FINDINGS / name).is_dir())
+    without = [f"`{name}` ({bug.title})" for name, bug in sorted(live.items()) if not (FINDINGS / name).is_dir()]
+    lines = [
+        f"| [{name}]({name}/report.md) | {_title(name)} | {'no' if rare else 'yes'} | {harm} | {threads} |"
+        for rare, _, name, harm, threads in rows
+    ]
+    head = ["| finding | | by default | harm | related threads |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *lines, "", f"Live entries that have no folder: {'; '.join(without)}.", ""])
 
 
-def _gravity(bug: Known) -> int:
-    return next((number for number, begin in enumerate(_GRAVEST) if bug.rule.startswith(begin)), len(_GRAVEST))
+def _harm(folder: str) -> tuple[bool, int, str, str]:
+    """Whether default flags do not reach a bug, the rank of its harm, the harm, and related public threads, by its report."""
+    file = FINDINGS / folder / "report.md"
+    report = file.read_text(encoding="utf-8") if file.exists() else ""
+    said = dict(re.findall(r"\*\*(Harm\.|Reported before\?)\*\* ((?:.+\n)+)", report))
+    harm, reported = said.get("Harm.", ".\n")[:-2], said.get("Reported before?", "")
+    rank = next((rank for rank, words in enumerate(_HARMS) if harm.lower().startswith(words)), len(_HARMS))
+    threads = [] if reported.startswith("No") else re.findall(r"#\d+", reported)
+    return "\nBy default: yes" not in report, rank, harm, ", ".join(dict.fromkeys(threads))
 
 
 def _title(folder: str) -> str:
@@ -191,13 +207,17 @@ def report_of(folder: str) -> str:
 
 ## Describe the bug
 
+**Harm.** To be written: one of {", ".join(_HARMS)}.
+
 {about.strip()}
 
-**Trigger.** {bug.trigger}.
+**Who is hit.** {bug.trigger}.
 
 **Since when.** {bug.buggy.rstrip(" -")}.
 
 **Fix.** `fix.patch`.
+
+**Reported before?** Not searched.
 
 ## Reproduction
 
@@ -221,7 +241,7 @@ def documents() -> Files:
     texts = {
         DOCS / "guide/acceptance-fell.md": by_flags(),
         DOCS / "guide/recording.md": by_recording(),
-        DOCS / "index.md": ready(),
+        FINDINGS / "README.md": by_harm(),
         TEST: upstream(),
     }
     return {file: _between(file, text) for file, text in texts.items()}

@@ -13,10 +13,10 @@ _READ_BEFORE = small_patch(
     "grammars-read-before-a-mixed-step",
     "sglang.srt.managers.scheduler.Scheduler.run_batch",
     _BARRIER,
-    f"""if batch.decoding_reqs:
-    # Rows of running requests in a prefill batch are
-    # sampled without verify(), by masks that follow
-    # the tokens of the batch before.
+    f"""if batch.decoding_reqs and batch.forward_mode.is_extend():
+    # verify() masks no rows of a prefill batch, so its
+    # running requests need their grammars advanced here.
+    # Decode batches keep a stale decoding_reqs.
     self._advance_pending_grammar()
 {_BARRIER}""",
 )

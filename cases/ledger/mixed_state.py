@@ -11,16 +11,20 @@ Up to 0.5.22 a mixed step keeps no state at all (issue #39342), which shows firs
 from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
 
 _CUT = "truncated = cand_extend_input_len > _rem_tokens"
-# A chunk of less than a page ends inside one all the same, so that the prompt goes on: nothing is kept of the chunks behind it.
+# A chunk of less than a page ends inside one all the same, so that the prompt goes on: nothing is kept of the chunks after it.
 _KEPT = "sglang.srt.managers.schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend"
 _WHOLE_PAGES = Edit(
     target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
     match=_CUT,
-    replacement=(
-        "if self.tree_cache.supports_mamba() and cand_extend_input_len > _rem_tokens >= self.page_size:\n"
-        "    _rem_tokens = _rem_tokens // self.page_size * self.page_size\n"
-        f"{_CUT}"
-    ),
+    replacement=f"""if (
+    cand_extend_input_len > _rem_tokens >= self.page_size
+    and self.tree_cache.supports_mamba()
+    and not getattr(self.tree_cache, "disable", True)
+):
+    # The prefix cache stores states at page ends. A chunk that begins inside
+    # a page would donate a state that has read tokens after its key.
+    _rem_tokens = _rem_tokens // self.page_size * self.page_size
+{_CUT}""",
 )
 
 

@@ -2,8 +2,7 @@
 
 A finding's folder in docs/findings/ holds a report, a patch of SGLang's source and a test, which needs SGLang alone. Here the
 files that the patch changes are copied as a checkout has them (`python/sglang/...`), git applies the patch to them, and
-run_test.py imports them in place of the installed ones. `make findings` shows every folder; test_folders.py asks the same in
-the test suite.
+run_test.py imports them in place of the installed ones. change.py (`make findings`) tries every folder, test_folders.py one.
 """
 
 import contextlib
@@ -18,12 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.core.errors import HarnessError, InputError, run_guarded
-from eagletwin.harness.core.terminal import each
+from eagletwin.harness.core.errors import HarnessError, InputError
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
@@ -228,27 +225,3 @@ def _tally(said: dict[str, list[str]]) -> str:
 
 def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-
-
-def main(names: Sequence[str] = ()) -> int:
-    """Every folder, or those that are named, a line each; 0 if upstream can take all."""
-    wrong, found = 0, [folder for folder in folders() if not names or folder.name in names]
-    unknown = sorted({*names} - {folder.name for folder in found})
-    if unknown or not found:
-        raise InputError(
-            f"{_short(FINDINGS)} has no folder{' ' * bool(unknown)}{', '.join(unknown)}",
-            consequence="no finding was tried",
-            remedy="name folders of it, or none for all" if unknown else "run it in a whole checkout",
-        )
-    with Process() as process:
-        for folder in each(found, "findings", lambda folder: folder.name):
-            try:
-                print(attempt(folder, process).line(), flush=True)
-            except InputError as error:
-                wrong += 1
-                print(f"{folder.name:26} WRONG\nerror: {error}", flush=True)
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: main(sys.argv[1:])))

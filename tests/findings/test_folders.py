@@ -1,7 +1,10 @@
 """Each finding that upstream can take is red on the release and green with its patch, and what it is not is said."""
 
 import ast
+import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +16,13 @@ from eagletwin.harness.core.errors import InputError
 from tests import ledger
 
 from ..rows import long
-from .attempt import FINDINGS, Process, attempt, changed, folders, take_out
+from . import change, counters
+from .attempt import FINDINGS, Attempt, Process, attempt, changed, folders, take_out
 
-INDEX = FINDINGS.parent / "index.md"
+INDEX = FINDINGS / "README.md"
 # Red and green takes two imports of SGLang a folder: a grave one here, and all by `make findings`.
 IN_THE_SUITE = ("row-overflow",)
+PARTS = ("Harm.", "Symptom.", "Who is hit.", "Cause.", "Since when.", "Fix.", "Reported before?")
 MAY_IMPORT = {"sglang", "torch", *sys.stdlib_module_names}
 
 
@@ -57,7 +62,12 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
     report = (folder / "report.md").read_text(encoding="utf-8")
     heads = [line for line in report.splitlines() if line.startswith("#")]
     assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment"]
-    assert f"findings/{folder.name}/report.md" in INDEX.read_text(encoding="utf-8")
+    parts = [report.find(f"\n**{part}**") for part in PARTS]
+    assert -1 not in parts
+    assert parts == sorted(parts)
+    assert "\nSearched on 20" in report[parts[-1] :]
+    assert "python -m sglang.launch_server" in report or "No public " in report
+    assert f"]({folder.name}/report.md)" in INDEX.read_text(encoding="utf-8")
 
 
 def test_every_live_bug_with_a_candidate_fix_for_a_cpu_has_its_folder() -> None:
@@ -136,3 +146,54 @@ def test_a_test_that_cannot_be_imported_is_refused(process: Process, finding: Pa
     (finding / "test_row_overflow.py").write_text("import eagletwin")
     with pytest.raises(InputError, match=r"(?s)cannot be run:.*ModuleNotFoundError.*\n  so:  it shows nothing"):
         attempt(finding, process)
+
+
+# change.py: what a patch breaks and costs.
+
+
+def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = tmp_path / "said"
+    command = tmp_path / "eagletwin"
+    command.write_text(
+        f'#!/bin/sh\necho "$@" >> {said}\ncase "$*" in *plain-decode*overlap) exit 1;; *plain*) exit 125;; esac\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", str(command))
+    monkeypatch.setattr(change, "attempt", lambda *_: Attempt("it", 2, ["one"], (1.0, 2.0)))
+    monkeypatch.setattr(change, "costs", lambda *_: {"usual": ({"DECODE": [10, 2, 3, 4]}, {"DECODE": [13, 2, 2, 4]})})
+    assert change.main(["--minutes", "0.5", "penalties"]) == 1
+    out = capsys.readouterr().out
+    assert "cost, usual case, decode: lines +3 of 10, launches +0 of 2, waits -1 of 3, bytes +0 of 4\n" in out
+    assert "search, plain decode: unknown\n  search, plain decode, overlap: DIVERGED\n" in out
+    ran = said.read_text().splitlines()
+    assert len(ran) == len(change.SEARCHES)
+    assert all(f"fuzz --patch {FINDINGS}/penalties/fix.patch --minutes 0.5" in line for line in ran)
+    assert sum("--overlap" in line for line in ran) == sum("--overlap" in words for words in change.SEARCHES.values())
+
+
+def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
+    module = tmp_path / "sglang" / "srt" / "work.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("import torch\ndef work(n):\n    for _ in range(n):\n        torch.ones(2).add(1).tolist()\n")
+    code = f"""
+import sys
+sys.path[:0] = [{str(module.parent)!r}, {str(Path(counters.__file__).parent)!r}]
+import counters, work
+counters.begin("DECODE")
+work.work(3)
+exec(compile("def patched():\\n    return 1\\npatched()", "<sglang.srt.it, patched>", "exec"))
+[1 for _ in range(9)]
+counters.begin("EXTEND")
+"""
+    environment = os.environ | {"EAGLETWIN_COUNTS": str(tmp_path / "counts")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    [line] = map(json.loads, (tmp_path / "counts").read_text().splitlines())
+    assert {name: line[name] for name in ("kind", *counters.KINDS)} == {
+        "kind": "DECODE",
+        "lines": 10,
+        "launches": 6,
+        "waits": 3,
+        "bytes": 0,
+    }

@@ -52,10 +52,10 @@ def test_a_new_bug_makes_the_documents_stale(monkeypatch: pytest.MonkeyPatch) ->
     bug = replace(LEDGER["25015"], id="1", title="A new one", trigger="topk > 1, and a Tuesday", buggy="0.5.23 -")
     bug = replace(bug, fixed="", last_bad="", hidden="", remedy=bug.revert, revert=None)
     monkeypatch.setattr(derived, "KNOWN", (*derived.KNOWN, bug))
-    assert derived.stale(derived.documents()) == ["docs/guide/acceptance-fell.md", "docs/index.md"]
+    assert derived.stale(derived.documents()) == ["docs/guide/acceptance-fell.md", "docs/findings/README.md"]
     trees = derived.by_flags().partition("### Trees")[2].partition("###")[0]
     assert "| `1` | 0.5.23 and later (live) | topk > 1, and a Tuesday | `draft.positions` |  |" in trees
-    assert "`1` (A new one)" in derived.ready()
+    assert "`1` (A new one)" in derived.by_harm()
 
 
 @pytest.mark.parametrize(

@@ -189,13 +189,13 @@ import sys
 import time
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.findings import attempt
+from tests.findings import attempt, change
 def tried(folder, process):
     time.sleep(0.5)
     return attempt.Attempt("it", 2, ["one"], (1.0, 2.0))
-attempt.folders = lambda: [Path("row-overflow"), Path("small-tree")]
-attempt.attempt = tried
-raise SystemExit(attempt.main())
+change.folders = lambda: [Path("row-overflow"), Path("small-tree")]
+change.attempt = tried
+raise SystemExit(change.main())
 """
 ANSWERS = """
 import tempfile

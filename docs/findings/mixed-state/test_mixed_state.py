@@ -17,12 +17,13 @@ register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 PROMPT = 194
 
 
-def _chunks(*, page_size, chunk, running, states=True):
+def _chunks(*, page_size, chunk, running, states=True, radix_cache=True):
     """Where the chunks of a prompt end that follow its first one, which ends at token 64.
 
-    In each batch so many requests run; states: whether the prefix cache keeps any.
+    running: requests that decode in each batch. states: whether the model has Mamba
+    or GDN layers.
     """
-    tree_cache = MagicMock(disable=False)
+    tree_cache = MagicMock(disable=not radix_cache)
     tree_cache.supports_mamba.return_value = states
     tree_cache.evictable_size.return_value = 0
     tree_cache.full_evictable_size.return_value = 0
@@ -75,6 +76,12 @@ class TestMixedState(unittest.TestCase):
 
     def test_without_states_a_chunk_may_end_anywhere(self):
         ends = _chunks(page_size=2, chunk=66, running=1, states=False)
+        self.assertEqual(ends, [129, 194])
+
+    def test_without_the_prefix_cache_a_chunk_takes_the_whole_budget(self):
+        # A rest of the budget would let add_one_req_ignore_eos cut a second request,
+        # and the scheduler asserts that a batch has one.
+        ends = _chunks(page_size=2, chunk=66, running=1, radix_cache=False)
         self.assertEqual(ends, [129, 194])
 
     def test_a_chunk_of_less_than_a_page_goes_on(self):

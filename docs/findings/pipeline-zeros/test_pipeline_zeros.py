@@ -1,56 +1,100 @@
-"""A pipeline's first tree, which nobody drafted: no two children of a node have the same token."""
+"""A pipeline's first round samples from the target's distribution, although no stage has drafted for it."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # the kernel runs on a CPU
 
 import unittest
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
 
 import torch
 
+from sglang.kernels.ops.speculative.spec_tree import sgl_build_tree_kernel_triton
+from sglang.srt.managers import scheduler_pp_mixin
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.pp_spec_relay import PPSpecRelayInput
 from sglang.test.ci.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=5, suite="base-a-test-cpu")
+register_cpu_ci(est_time=12, suite="base-a-test-cpu")
+
+BONUS = [7, 5]
 
 
-def _chance_of(token, children, probabilities):
-    """Of being emitted by target-only sampling at a node with these children.
-
-    Each child is accepted by the part of the coin in [0, 1) that its token's
-    probability takes, behind its elder siblings'; else the rest is drawn.
-    """
-    accepted, mass, left = 0.0, 0.0, probabilities.clone()
-    for child in children:
-        own = min(float(probabilities[child]), 1.0 - mass)
-        mass += own
-        accepted += own if child == token else 0.0
-        left[child] = 0.0
-    rest = float(left.sum())
-    return accepted + (float(left[token]) / rest * (1.0 - mass) if rest else 0.0)
-
-
-class TestATreeThatNobodyDrafted(unittest.TestCase):
-    def _children(self, topk, num_draft_tokens):
-        relayed = PPSpecRelayInput.degenerate(
-            ["a", "b"], torch.tensor([7, 5]), num_draft_tokens
+def _first_round(topk, steps, nodes):
+    """Tokens and links of the first round's trees, as each stage builds them."""
+    relayed = PPSpecRelayInput.degenerate(["a", "b"], torch.tensor(BONUS), nodes)
+    config = SimpleNamespace(
+        speculative_num_steps=steps,
+        speculative_eagle_topk=topk,
+        speculative_num_draft_tokens=nodes,
+    )
+    with patch.object(scheduler_pp_mixin, "get_spec", lambda: config):
+        parents, selected = relayed.topology(
+            fallback=lambda: Scheduler._pp_spec_chain_topology(MagicMock(), 2, "cpu")
         )
-        self.assertEqual(relayed.tokens.shape, (2, num_draft_tokens))
-        self.assertEqual(relayed.tokens.dtype, torch.int64)
-        self.assertEqual(relayed.tokens[:, 0].tolist(), [7, 5])
-        # The fallback topology hangs the first topk nodes on the root.
-        return [row[1 : 1 + topk].tolist() for row in relayed.tokens]
+    lengths = torch.tensor([3, 4])
+    mask = torch.ones(int(lengths.sum() + 2 * nodes) * nodes, dtype=torch.bool)
+    index, child, sibling = torch.full((3, 2, nodes), -1)
+    sgl_build_tree_kernel_triton(
+        parents,
+        selected,
+        lengths,
+        mask,
+        torch.empty(2 * nodes, dtype=torch.long),
+        index,
+        child,
+        sibling,
+        topk,
+        steps,
+        nodes,
+        TreeMaskMode.FULL_MASK,
+    )
+    return relayed.tokens, child, sibling
 
-    def test_each_token_is_as_likely_as_the_target_has_it(self):
+
+def _emitted(tokens, child, sibling, probabilities):
+    """The distribution of the token after the root, by the loop of SGLang's kernel.
+
+    tree_speculative_sampling_target_only accepts a child if the coin is below the
+    probabilities of itself and its elder siblings. After a rejection it draws from
+    the probabilities of the other tokens.
+    """
+    emitted, mass, left = torch.zeros_like(probabilities), 0.0, probabilities.clone()
+    node = int(child[0])
+    while node != -1:
+        token = int(tokens[node])
+        own = min(float(probabilities[token]), 1.0 - mass)
+        mass += own
+        emitted[token] += own
+        left[token] = 0.0
+        node = int(sibling[node])
+    if left.sum():
+        emitted += left / left.sum() * (1.0 - mass)
+    return emitted
+
+
+class TestFirstRound(unittest.TestCase):
+    def _assert_distribution(self, topk, steps, nodes):
         probabilities = torch.tensor([0.25, 0.125, 0.125, 0.5], dtype=torch.float64)
-        for topk, num_draft_tokens in ((1, 4), (2, 3), (3, 4)):
-            for children in self._children(topk, num_draft_tokens):
-                with self.subTest(topk=topk, children=children):
-                    found = [
-                        _chance_of(token, children, probabilities) for token in range(4)
-                    ]
-                    self.assertEqual(found, probabilities.tolist())
+        for row in zip(*_first_round(topk, steps, nodes)):
+            emitted = _emitted(*row, probabilities)
+            self.assertEqual(emitted.tolist(), probabilities.tolist())
 
-    def test_no_two_nodes_have_the_same_token(self):
-        for topk, num_draft_tokens in ((4, 8), (16, 49)):
-            for children in self._children(topk, num_draft_tokens):
-                self.assertEqual(len(set(children)), len(children))
+    def test_a_chain(self):
+        self._assert_distribution(topk=1, steps=3, nodes=4)
+
+    def test_a_tree_of_one_step(self):
+        self._assert_distribution(topk=2, steps=1, nodes=3)
+
+    def test_a_tree_of_several_steps(self):
+        self._assert_distribution(topk=3, steps=2, nodes=4)
+
+    def test_the_root_is_the_token_of_the_prefill(self):
+        tokens, *_ = _first_round(topk=2, steps=2, nodes=4)
+        self.assertEqual(tokens[:, 0].tolist(), BONUS)
+        self.assertEqual(tokens.dtype, torch.int64)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,10 @@ class TestTwoChunked(unittest.TestCase):
         config.start()
         self.addCleanup(config.stop)
 
-    def _add(self, adder, req):
-        return adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+    def _add(self, adder, req, has_chunked_req=False):
+        return adder.add_one_req(
+            req, has_chunked_req=has_chunked_req, truncation_align_size=None
+        )
 
     def test_a_second_request_waits_for_the_first_that_is_cut(self):
         adder = _adder(running=1)
@@ -71,6 +73,13 @@ class TestTwoChunked(unittest.TestCase):
         result = self._add(adder, second)
         self.assertIs(adder.new_chunked_req, first)
         self.assertEqual(adder.can_run_list, [first])
+        self.assertEqual(result, AddReqResult.OTHER)
+
+    def test_a_request_waits_for_one_whose_chunks_continue(self):
+        # The scheduler asserts that there is no second one.
+        adder = _adder(running=1)
+        result = self._add(adder, _request(4, ignore_eos=True), has_chunked_req=True)
+        self.assertIsNone(adder.new_chunked_req)
         self.assertEqual(result, AddReqResult.OTHER)
 
     def test_a_second_request_that_fits_is_added(self):

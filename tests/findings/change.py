@@ -1,0 +1,160 @@
+"""Judge the patch of a finding like any other change of SGLang: its test, its cost by counting, and searches.
+
+`python -m tests.findings.change [--minutes M] [FOLDER …]`, or `make findings`: a line for each result. Without `--minutes` no
+cost is counted and nothing is searched. The runs of searches are below `build/findings/`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eagletwin.cases.entry import Entry, Known
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
+from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, run_guarded
+from eagletwin.harness.core.terminal import each
+
+from .. import ledger
+from .attempt import FINDINGS, ROOT, Process, attempt, folders
+from .counters import KINDS
+
+OUT = ROOT / "build" / "findings"
+EAGLETWIN = str(Path(sys.executable).with_name("eagletwin"))
+# The search that the statements of a patch guide draws the prefix cache on and off. `plain-decode` runs the target without
+# speculation too; a hierarchical cache and sessions need the prefix cache.
+SEARCHES = {
+    "guided by the patch": (),
+    "with overlap": ("--overlap",),
+    "mixed chunks": ("--only", "mixed-chunks"),
+    "mixed chunks, overlap": ("--only", "mixed-chunks", "--overlap"),
+    "no mixed chunks": ("--not", "mixed-chunks"),
+    "prefix cache": ("--only", "host-cache,sessions"),
+    "plain decode": ("--only", "plain-decode"),
+    "plain decode, overlap": ("--only", "plain-decode", "--overlap"),
+}
+FOUND = {0: "nothing new", 1: "DIVERGED", 125: "unknown"}
+# Two requests of which the second arrives as the first decodes, with the usual options of a server.
+USUAL = Case(
+    name="usual",
+    model="llama-tiny",
+    num_steps=2,
+    requests=(
+        Request(id="a", prompt=(7, 5, 3), max_new_tokens=12),
+        Request(id="b", prompt=(9, 2), max_new_tokens=8, arrive=2),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+)
+_COUNT = {
+    "name": "counted",
+    "edits": [
+        {
+            "target": "sglang.srt.managers.scheduler.Scheduler.run_batch",
+            "match": "self.forward_ct += 1",
+            "replacement": "self.forward_ct += 1\n__import__('counters').begin(batch.forward_mode.name)",
+        }
+    ],
+}
+SECONDS = 300  # a batch takes 20 times as long when its lines are counted
+Counts = dict[str, list[float]]  # kind of batch -> mean counts of its batches, as KINDS
+
+
+def _needs(bug: Known) -> list[str]:
+    """The options without which the bug is not there."""
+    return bug.needs.options.split() if isinstance(bug, Entry) and bug.needs is not None and not bug.needs.device else []
+
+
+def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int]]:
+    """The name and the exit code of each search."""
+    for name, own in SEARCHES.items():
+        words = [*own, *([] if "--overlap" in own else _needs(bug))]
+        command = [EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--out", str(OUT), *words]
+        yield (
+            name,
+            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode,
+        )
+
+
+def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:
+    """The counts of the usual case, and of the bug's own where it has one, on the release and with the patch."""
+    cases: dict[str, tuple[Case, Sequence[str]]] = {"usual": (USUAL, ("--overlap",))}
+    if isinstance(bug, Entry) and (bug.needs is None or not (bug.needs.device or bug.needs.pp > 1)):
+        cases["own"] = bug.case, _needs(bug)
+    return {name: (_counted(*each, None), _counted(*each, patch)) for name, each in cases.items()}
+
+
+def _counted(case: Case, options: Sequence[str], patch: Path | None) -> Counts:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "case.json").write_bytes(encode_case(case))
+        (place / "count.json").write_text(json.dumps(_COUNT), encoding="utf-8")
+        counts = place / "counts"
+        words = [EAGLETWIN, "check", "case.json", "--patch", "count.json", "--out", folder, *options]
+        words += ["--patch", str(patch)] if patch else []
+        paths = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        environment = os.environ | {"PYTHONPATH": paths, "EAGLETWIN_COUNTS": str(counts)}
+        words += ["--case-timeout", str(SECONDS)]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if not counts.exists():
+            raise HarnessError(
+                f"{case.name} was not counted: {(done.stderr or done.stdout)[-500:]}",
+                consequence="the cost of the patch is unknown",
+                remedy=f"run {' '.join(words)}",
+            )
+        lines = [json.loads(line) for line in counts.read_text(encoding="utf-8").splitlines()]
+    first = [line for line in lines if line["process"] == lines[0]["process"]]  # without the runs that confirm a verdict
+    kinds = {line["kind"]: [one for one in first if one["kind"] == line["kind"]] for line in first}
+    return {name: [sum(one[kind] for one in those) / len(those) for kind in KINDS] for name, those in kinds.items()}
+
+
+def cost_lines(found: dict[str, tuple[Counts, Counts]]) -> list[str]:
+    """A line for each kind of batch of each case: what a batch costs more with the patch, of how much."""
+    lines = []
+    for case, (before, after) in found.items():
+        for kind in before.keys() & after.keys():
+            parts = (
+                f"{name} {new - old:+.0f} of {old:.0f}" for name, old, new in zip(KINDS, before[kind], after[kind], strict=True)
+            )
+            lines.append(f"  cost, {case} case, {kind.lower()}: {', '.join(parts)}")
+    return sorted(lines)
+
+
+def _results(bug: Known, folder: Path, minutes: float, process: Process) -> Iterator[tuple[str, int]]:
+    """Each line, and the exit code that it means."""
+    patch = folder / "fix.patch"
+    yield attempt(folder, process).line(), 0
+    if minutes:
+        yield from ((line, 0) for line in cost_lines(costs(bug, patch)))
+        for name, code in searched(bug, patch, minutes):
+            yield f"  search, {name}: {FOUND.get(code, f'error {code}')}", code
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Every folder, or those that are named. 0: upstream can take them; 1: a test or a patch is wrong; 125: a search could not
+    tell. Raises InputError for a name that is no folder's."""
+    minutes, names = (float(words[1]), words[2:]) if words[:1] == ["--minutes"] else (0.0, words)
+    found = [folder for folder in folders() if not names or folder.name in names]
+    unknown = sorted({*names} - {folder.name for folder in found})
+    if unknown or not found:
+        raise InputError(
+            f"{FINDINGS} has no folder{' ' * bool(unknown)}{', '.join(unknown)}",
+            consequence="no finding was tried",
+            remedy="name folders of it, or none for all" if unknown else "run it in a whole checkout",
+        )
+    codes = {0}
+    with Process() as process:
+        for folder in each(found, "findings", lambda folder: folder.name):
+            try:
+                for line, code in _results(ledger.wanted()[folder.name], folder, minutes, process):
+                    print(line, flush=True)
+                    codes.add(code)
+            except EagletwinError as error:
+                codes.add(1)
+                print(f"{folder.name:26} WRONG\nerror: {error}", flush=True)
+    return 1 if 1 in codes else max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: main(sys.argv[1:])))
