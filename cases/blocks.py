@@ -410,7 +410,7 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
     """The block launched in this way, and the same with aborts inside a step, which come first in a part of the blocks with
     overlap. Without overlap they are one kind of aborts between steps, and no block has them where it is not to."""
     overlap = asked.overlap or production.get("overlap", False)
-    block = replace(block, production=production, retract=asked.retract and not overlap)
+    block = replace(block, production=production, retract=asked.retract and not production.get("overlap"))
     if asked.asks:
         return (block,)
     both = (block, replace(block, asks=(*block.asks, IN_STEP)))

@@ -330,8 +330,8 @@ def _releases() -> DoctorCheckFacts:
     return _fact("releases", found, needed=False)
 
 
-@with_json
 @info.command()
+@with_json
 def doctor() -> int:
     """Report what can run on this machine, and what is missing."""
     from eagletwin.harness.page.render import print_table

@@ -214,7 +214,7 @@ def test_blocks_that_may_run_a_rare_change_come_early_and_no_other_is_left_out()
     assert {block.number for block in first} > set(range(6))  # one block of ten
     again = [block for block in first if block.number >= AGAIN]
     assert 20 <= len(again) <= 40  # two of three, once a block ran it, until every second case does
-    assert len({block.number % AGAIN for block in again}) >= 4
+    assert len({block.number % AGAIN for block in again}) >= 3
     for block in again:
         assert replaced(block, number=block.number % AGAIN) == block_of(0, block.number % AGAIN, asked)
     assert again[0].cases() != block_of(0, again[0].number % AGAIN, asked).cases()
