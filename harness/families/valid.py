@@ -88,6 +88,8 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
 
 
 def _not_on_several(case: Case, mode: Mode) -> str:
+    if mode.graphs and mode.device == "cpu" and mode.processes > 1:
+        return "CUDA graphs on a CPU, on several ranks or in stages: not tried"
     if mode.pp > 1 and (mode.device == "cuda" or mode.tp > 1 or mode.overlap):
         return "a pipeline on a GPU, of several ranks a stage, or with overlap: not tried"
     if mode.pp > 1 and (why := not_in_stages(case, mode.pp)):

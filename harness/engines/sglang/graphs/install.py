@@ -69,13 +69,6 @@ _EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 
-def import_dispatch() -> None:
-    """What the first capture of a process would import: most of a second. Before engines are forked."""
-    with torch.inference_mode(), tape.graph(tape.Tape()):
-        torch.zeros(2).add_(1)
-    tape.Tape.pool_order.clear()
-
-
 def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
     """Before a scheduler that captures is built. Raises NotDriven for a release, or a tree, that has other gates."""
     changes.watch_graphs(tape.Tape)
@@ -84,24 +77,28 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
         module.graph = tape.graph  # type: ignore[attr-defined]
         module.graph_pool_handle = lambda: (0, 1)  # type: ignore[attr-defined]
         module.is_current_stream_capturing = tape.capturing  # type: ignore[attr-defined]
+    try:
+        _open_gates(mode, frozen=frozen)
+    except (patches.PatchFailed, ImportError, AttributeError) as error:
+        raise NotDriven(f"CUDA graphs on a CPU: this SGLang asks for the device in another way: {error}") from error
+    shims.append("freeze_gc of the graph runners: does nothing")
+    shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
+
+
+def _open_gates(mode: Mode, *, frozen: bool) -> None:
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
     for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):  # it thaws what engines share, and takes a second
         runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
         runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
-    shims.append("freeze_gc of the graph runners: does nothing")
     if mode.prefill_graphs:
         broken: Any = importlib.import_module(_BREAKABLE)
         broken._is_stream_capturing = lambda _stream: tape.capturing()
         broken.get_device_module = lambda: torch.cpu
         broken._check_cuda_bindings = lambda: None
-    try:
-        for edit in (*GATES, *(FROZEN_GATES if frozen else ())):
-            patches.rewrite(edit)
-    except (patches.PatchFailed, ImportError, AttributeError) as error:
-        raise NotDriven(f"CUDA graphs on a CPU: this SGLang asks for the device in another way: {error}") from error
-    shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
+    for edit in (*GATES, *(FROZEN_GATES if frozen else ())):
+        patches.rewrite(edit)
 
 
 def copy_between_host_and_device(shims: list[str]) -> None:
