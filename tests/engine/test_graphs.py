@@ -17,6 +17,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.blame import CaptureError
 from eagletwin.harness.engines.sglang.graphs import gates, tape
+from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
 
@@ -380,3 +381,11 @@ def test_a_missing_wait_is_found_without_a_clock(host: Host, patch: Patch, graph
 def test_what_is_ordered_is_no_race(host: Host, patch: Patch | None) -> None:
     trial = Trials(host, RunSpec(patches=(patch,) if patch else ())).look_alone(in_production(batch_of(3, "llama-tiny")))
     assert trial.verdict.rule == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.20"])
+def test_older_releases_run_as_users_run_them(release: str) -> None:
+    with Host(source=resolve(release)) as older:
+        trial = Trials(older, RunSpec()).look_alone(in_production(batch_of(3, "llama-tiny")))
+    assert (trial.verdict.status, trial.verdict.unseen) == ("equal", {})

@@ -56,9 +56,7 @@ def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(se
     blocks_of_it = [block_of(seed, number, SearchConstraints(production=True)) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
     apart = {"grammar backend"}  # a third of the blocks with grammars has it: the test below
-    assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {
-        topic.words for topic in TOPICS
-    } - apart
+    assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {topic.words for topic in TOPICS} - apart
     # a thing that few recipes have may take the turn of another
     assert {block.focus.model for block in blocks_of_it} == set(RECIPES)
     shares = Counter(probe.model for probe in probes)

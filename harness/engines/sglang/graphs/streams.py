@@ -233,7 +233,8 @@ def watch(scheduler: Any) -> contextlib.AbstractContextManager[Any]:
     if not isinstance(getattr(scheduler, "forward_stream", None), LogicalStream) or not scheduler.enable_overlap:
         return contextlib.nullcontext()
     for word in ("schedule", "forward", "copy"):
-        LogicalStream.names[getattr(scheduler, f"{word}_stream").number] = word
+        if isinstance(stream := getattr(scheduler, f"{word}_stream", None), LogicalStream):  # older releases lack one
+            LogicalStream.names[stream.number] = word
     races.clear()
     named = {f"the relay's {name}": value for name, value in vars(scheduler.future_map).items()}
     named["req_to_token"] = scheduler.req_to_token_pool.req_to_token
