@@ -209,6 +209,14 @@ def test_each_gate_of_the_release_is_in_the_table() -> None:
     assert found == {*gates.GATES}
 
 
+def test_each_runner_of_graphs_is_in_the_table() -> None:
+    import sglang
+
+    files = [file for room in ("speculative", "model_executor") for file in Path(sglang.__path__[0], "srt", room).rglob("*.py")]
+    classes = (node.name for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef))
+    assert {name for name in classes if name.endswith(("GraphRunner", "GraphBackend"))} == {*gates.RUNNERS}
+
+
 _DRAFT = "sglang.srt.speculative.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner"
 _EXTEND = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"
 _VERIFY = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"

@@ -93,6 +93,27 @@ GATES: dict[tuple[str, str], str] = {
 }
 
 
+# What captures graphs, and on what -> whether a CPU has it
+RUNNERS: dict[str, str] = {
+    "DecodeCudaGraphRunner": "open: target verify",
+    "EAGLEDraftCudaGraphRunner": "open: draft decode",
+    "EAGLEDraftExtendCudaGraphRunner": "open: draft extend",
+    "MultiLayerEagleDraftExtendCudaGraphRunner": "open: a layer's draft extend",
+    "MultiLayerEagleMultiStepDraftExtendCudaGraphRunner": "open: all layers, a graph each",
+    "OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner": "closed: FlashAttention alone plans inside a graph",
+    "FrozenKVMTPCudaGraphRunner": "open: a draft that reads the target's rows",
+    "PrefillCudaGraphRunner": "open: prefill",
+    "UnoDecodeCudaGraphRunner": "closed: UNO, another algorithm",
+    "RowBucketGraphRunner": "closed: no model here has it",
+    "BaseCudaGraphRunner": "open: what they have in common",
+    "CPUGraphRunner": "closed: torch.compile on a CPU",
+    "BaseCudaGraphBackend": "open: what they have in common",
+    "FullCudaGraphBackend": "open: one graph a size",
+    "BreakableCudaGraphBackend": "open: prefill in pieces, with eager breaks",
+    "TcPiecewiseCudaGraphBackend": "closed: torch.compile",
+}
+
+
 class _IsCuda:
     """In the place of Tensor.is_cuda."""
 
