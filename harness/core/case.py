@@ -509,7 +509,8 @@ def most_before(case: Case, name: str) -> int:
 
 
 def _earlier_turns(case: Case, name: str) -> list[Request]:
-    session, earlier = case.request(name).session, takewhile(lambda request: request.id != name, case.requests)
+    session = next((one.session for one in case.requests if one.id == name), "")  # a live case gets its requests later
+    earlier = takewhile(lambda request: request.id != name, case.requests)
     return [request for request in earlier if session and request.session == session]
 
 

@@ -288,6 +288,10 @@ class LiveCase:
         self._scratch.cleanup()
 
     @property
+    def failed(self) -> bool:
+        return self._failed
+
+    @property
     def left(self) -> bool:
         """Whether nothing has judged its end: neither finish() nor a divergence before."""
         return self._left and not self._failed

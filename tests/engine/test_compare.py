@@ -44,7 +44,7 @@ from .warm import eagletwin
 # What SGLang's own switch for #26329 puts there.
 TAIL = "    tail_tokens = next_token_ids.to(batch.input_ids.dtype)\n"
 UNDONE = ("srt/speculative/eagle_utils.py", TAIL, f"    return next_token_ids.to(batch.input_ids.dtype)\n{TAIL}")
-SHOWS, SHOWN = ("--seed", "193", "--cases", "1"), "llama-gqa-0-1"  # the first generated case shows it
+SHOWS, SHOWN = ("--seed", "1", "--cases", "1"), "llama-tiny-0-1"  # the first generated case shows it
 # Faults of requests that sample, and of layers that keep a state: edits, options that draw a case of it at once, rule.
 _CUT = """\
         if sampling_info.need_top_{0}_sampling:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.case import Case, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -256,7 +256,7 @@ FAULTS: tuple[tuple[Patch, tuple[str, ...]], ...] = (
     ),
     (
         planted("a-smaller-graph", f"{_DRAFT}._postprocess_output_to_raw_bs", "t[:raw_bs]", "t.flip(0)[:raw_bs]"),
-        ("tree.tokens", "tree.chain", "draft.tree"),
+        ("draft.proposal", "tree.tokens"),
     ),
     (
         planted(
@@ -265,7 +265,7 @@ FAULTS: tuple[tuple[Patch, tuple[str, ...]], ...] = (
             "self.draft_extend_attn_backend.init_forward_metadata_out_graph(",
             "(lambda view: None)(",
         ),
-        ("draft.kv", "draft.proposal"),
+        ("kernel.memory", "draft.kv", "draft.proposal"),
     ),
     (
         planted("rows-of-draft-extend", _EXTEND, "copy_srcs.append(select_index)", "copy_srcs.append(select_index - 1)"),
@@ -278,7 +278,7 @@ FAULTS: tuple[tuple[Patch, tuple[str, ...]], ...] = (
             "attn_backend.init_forward_metadata_out_graph(fb_view)",
             "pass",
         ),
-        ("target.kv", "target.hidden", "verify.accept"),
+        ("kernel.memory", "target.kv", "target.hidden"),
     ),
     (
         planted(
@@ -315,15 +315,28 @@ def in_production(case: Case, **settings: Any) -> Case:
     return with_settings(case, **(PRODUCTION | settings))
 
 
+def staggered() -> Case:
+    """A batch that is padded while slots of a request that ended are another's."""
+    requests = (
+        Request(id="a", prompt=(7, 3, 9, 11, 5), max_new_tokens=14),
+        Request(id="b", prompt=(4, 4, 2), max_new_tokens=12),
+        Request(id="c", prompt=(9, 1, 1, 30, 31, 32, 2, 8, 60), max_new_tokens=16),
+        Request(id="d", prompt=(20, 21, 22, 23), max_new_tokens=4),
+        Request(id="e", prompt=(3, 5, 8), max_new_tokens=12, arrive=5),
+    )
+    settings = SGLangSettings(max_running_requests=4, max_total_tokens=128)
+    return Case(name="staggered", model="llama-tiny", num_steps=3, requests=requests, engine=EngineSettings(sglang=settings))
+
+
 def found_rules(host: Host, patch: Patch, model: str, topk: int) -> list[str]:
-    """The rules that batches show with a patch: one that is padded, one that no graph holds, one of a graph's size."""
-    found: list[str] = []
-    for size in (3, 5, 2):
-        trial = Trials(host, RunSpec(patches=(patch,))).look_alone(in_production(batch_of(size, model, topk)))
-        found += [trial.verdict.rule] if trial.verdict.rule else []
-        if found:
-            break
-    return found
+    """The rules that batches show with a patch: padded, larger than any graph, of a graph's size, and one that shrinks and
+    grows."""
+    cases = [in_production(batch_of(size, model, topk)) for size in (3, 5, 2)]
+    for case in (*cases, in_production(staggered(), overlap=False)):
+        trial = Trials(host, RunSpec(patches=(patch,))).look_alone(case)
+        if trial.verdict.rule:
+            return [trial.verdict.rule]
+    return []
 
 
 @pytest.mark.parametrize(

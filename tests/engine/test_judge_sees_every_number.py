@@ -103,7 +103,18 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     assert verdict.status == "equal", verdict
     # nothing befalls the busy case: test_scheduler.py has cases for that rule
     # the others: it drafts chains, with a single layer, no layer keeps a state, and all its requests are greedy
-    idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "window.", "draft.runner")
+    idle = (
+        "engine.",
+        "kernel.",
+        "race.",
+        "ranks.",
+        "schedule.",
+        "tree.parents",
+        "tree.tokens",
+        "commit.",
+        "window.",
+        "draft.runner",
+    )
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "state.", "target.state", "target.conv")
     idle += ("output.logprobs", "output.hidden", "output.plain", "output.grammar", "grammar.")  # nobody asks
     idle += ("steps.", "session.")

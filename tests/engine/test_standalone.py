@@ -64,7 +64,18 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
     verdict = judge(mended)
     assert verdict.status == "equal", verdict
     assert verdict.ties == 0
-    idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "window.", "draft.runner")
+    idle = (
+        "engine.",
+        "kernel.",
+        "race.",
+        "ranks.",
+        "schedule.",
+        "tree.parents",
+        "tree.tokens",
+        "commit.",
+        "window.",
+        "draft.runner",
+    )
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "draft.hidden_in", "target.hidden")
     idle += (
         "target.state",

@@ -163,7 +163,7 @@ for line in sys.stdin:
     for line in lines[len(wanted["earlier"]):]:
         sys.stdout.write(line)
         sys.stdout.flush()
-        if "over" not in line.lower():
+        if "BlockOver" not in line:
             die("after")
 """
 

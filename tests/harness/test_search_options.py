@@ -50,7 +50,6 @@ CONTRADICTIONS = [
     --only context-length=7
     --not updates=foo
     --findings -1
-    --graphs 1,2,4
     --attention fa3
     --attention flashmla
     --kernels shadow --dtype bfloat16

@@ -311,7 +311,7 @@ def test_what_was_not_seen_has_the_reasons_of_its_mode() -> None:
     verdict = Verdict(status="equal", checked={"draft.kv": 1}, unseen={"draft.proposal": 2})
     plain = header(Ending(kind="finished"))
     told = {
-        mode: " ".join(argue(replace(plain, engine=replace(plain.engine, mode=mode)), verdict).split())
+        mode: " ".join(argue(replace(plain, engine=replace(plain.engine, mode=mode, device="cuda")), verdict).split())
         for mode in ("", "no graphs, no overlap, float32", "graphs 1 2, no overlap, float32")
     }
     assert all("the coins that were recorded do not tell): draft.proposal 2." in text for text in told.values())

@@ -119,7 +119,7 @@ def test_sizes_of_prefill_graphs_are_token_counts_beside_other_graphs() -> None:
         mode_of("cuda", None, None, prefill_graphs="64,16")
     with pytest.raises(InputError, match="captures both, or neither"):
         mode_of("cuda", "none", None, prefill_graphs="16,64")
-    with pytest.raises(InputError, match="--prefill-graphs 16 with --device cpu"):
+    with pytest.raises(InputError, match="--prefill-graphs 16 with --graphs none"):
         mode_of("cpu", None, None, prefill_graphs="16")
 
 

@@ -125,8 +125,6 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "retracted-stream",
         "context-end-stores",
         "context-end-reads",
-        "standalone-states",
-        "prefill-graph",
         "draft-plan",
         "draft-plan-flashmla",
         "pipeline-tail",
@@ -137,7 +135,6 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "pipeline-zeros",
         "tree-slots",
         "adaptive-bonus",
-        "adaptive-hidden",
     ]
     assert "25015" not in absent
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text

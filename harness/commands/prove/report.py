@@ -96,6 +96,10 @@ _NOT_REACHED = {
         "host-layers",
         "mimo-v2-window",
     ): "its configuration has num_nextn_predict_layers, with which all of its layers are packed behind the target's",
+    (
+        "prefill-graph",
+        "nemotron-h-nextn",
+    ): "its draft joins embeddings and hidden states in the body, which the graph holds",
     ("29354", "nemotron-h-nextn"): "a prefill of Mamba-2 that has no prefix reads no state, whatever its slot holds",
     ("pipeline-zeros", "llama-wide"): "no coin that is tried lies between one and two parts of token 0, which is rare there",
     ("guidance-end", "qwen3-eagle3"): "no prompt that is tried has the target send an end token where the text could go on",
