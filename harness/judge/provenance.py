@@ -242,7 +242,9 @@ _ENTRIES = {"target.verify": "node", "verify": "accepted node", "draft.decode": 
 
 def _recorded_rows(trace: Trace, number: int, record: Record, stored: bool) -> Iterator[tuple[_Row, Array]]:
     """Rows of a record, as it has them: rejected nodes, rows of a draft's upper layers, and wrong ones that were handed on."""
-    when = f"{STAGES[record.stage]} of round {record.round}" + (f", layer {record.layer}" if record.layer else "")
+    when = f"{STAGES.get(record.stage, record.stage)} of round {record.round}" + (
+        f", layer {record.layer}" if record.layer else ""
+    )
     of = f"of request {record.request}"
     for name in record.tensors:
         if stored and name.endswith("_kv"):

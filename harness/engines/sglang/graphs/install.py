@@ -113,10 +113,11 @@ def copy_between_host_and_device(shims: list[str]) -> None:
 
     def copied(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = hand_on(to, self, *args, **kwargs)
-        return result.clone() if result is self and kwargs.get("non_blocking") else result
+        goes = kwargs.get("non_blocking") or "cpu" in (*args[:1], kwargs.get("device"))
+        return result.clone() if result is self and goes else result
 
     torch.Tensor.cpu, torch.Tensor.to = copied_to_cpu, copied  # type: ignore[method-assign,assignment]
-    shims.append("Tensor.cpu, and Tensor.to with non_blocking: a copy")
+    shims.append('Tensor.cpu, and Tensor.to with "cpu" or non_blocking: a copy')
 
 
 @contextlib.contextmanager
