@@ -110,7 +110,7 @@ def test_a_kernel_is_launched_with_the_grid_and_the_buffers_of_the_capture() -> 
 
     kernel = Kernel()
     graph, _ = captured(
-        lambda: tape.launch(lambda kernel, *args, **how: kernel.run(*args, **how), kernel, (2,), (buffer[:2], 7), {})
+        lambda: tape.launch(lambda kernel, *args, **how: kernel.run(*args, **how), kernel, (2,), (buffer[:2], 7), {}, ())
     )
     buffer.add_(10)
     graph.replay()

@@ -186,6 +186,7 @@ def clear() -> None:
     """Forget what the kernels of the last case did."""
     triton_cpu.clear()
     found.clear()
+    streams.races.clear()
 
 
 def find_violation(where: str) -> Ending | None:

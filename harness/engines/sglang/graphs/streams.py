@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagletwin.harness.engines import triton_cpu
 
@@ -131,12 +130,8 @@ class _State:
         self.pinned = False  # on the host, where nothing waits for the device by itself
 
 
-class StreamWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StreamWatch(tape.DispatchMode):
     """The accesses of one case. shared: the names of buffers that batches share, by address."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __init__(self, shared: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -214,8 +209,7 @@ class _HostReads(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits = getattr(function, "__name__", "") in tape.WAITS and not blame.in_own_code and not tape.capturing()
-        if waits and not tape.is_host(args[0], sys._getframe(1)):
+        if not blame.in_own_code and not tape.capturing() and tape.waits(function, args, sys._getframe(1)):
             self._watch.host_reads(args[0])
         return hand_on(function, *args, **(kwargs or {}))
 
@@ -235,7 +229,6 @@ def watch(scheduler: Any) -> contextlib.AbstractContextManager[Any]:
     for word in ("schedule", "forward", "copy"):
         if isinstance(stream := getattr(scheduler, f"{word}_stream", None), LogicalStream):  # older releases lack one
             LogicalStream.names[stream.number] = word
-    races.clear()
     named = {f"the relay's {name}": value for name, value in vars(scheduler.future_map).items()}
     named["req_to_token"] = scheduler.req_to_token_pool.req_to_token
     shared = {one.untyped_storage().data_ptr(): name for name, one in named.items() if isinstance(one, Tensor)}
@@ -249,7 +242,7 @@ def watch_launches() -> None:
     run = InterpretedFunction.run
 
     def run_and_note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if tape.watcher is not None and not blame.in_own_code and not warmup and not tape.replaying:
+        if tape.watcher is not None and not blame.in_own_code and not warmup:
             tape.watcher.note(tape.tensors((args, kwargs)), stored_to(self, args, kwargs))
         with blame.own_code():
             return hand_on(run, self, *args, grid=grid, warmup=warmup, **kwargs)
@@ -265,7 +258,7 @@ def stored_to(kernel: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 @cache
 def _stored_names(function: Any) -> frozenset[str]:
-    """The parameters of a kernel that go into a pointer of a store, or to a function that it calls."""
+    """The parameters of a kernel that go into a pointer of a store of its own; a function that it calls is not looked into."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     stored, made_of = set[str](), list[tuple[set[str], set[str]]]()
     for node in ast.walk(tree):

@@ -5,8 +5,7 @@ kernel, with each Python scalar as it was. Views are no nodes: their memory is. 
 that made a tensor runs again, and its result is copied into that tensor, so that its holders see the values of the replay.
 
 As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero), of tensors that are
-not the host's. It runs what CUDA only
-records, so all memory that it wrote is restored at its end.
+not the host's. It runs what CUDA only records, so all memory that it wrote is restored at its end.
 
 Memory: all graphs share a pool, as SGLang's do. Memory that a graph has freed when the next one is captured is the next one's.
 A replay of a graph may therefore write over all that later graphs gave: it is poisoned here. The allocator's own choice may be
@@ -30,9 +29,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..blame import CaptureError, hand_on
+from ..blame import CaptureError, hand_on, own_code
 
-WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+_WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
@@ -45,7 +44,6 @@ class Watcher(Protocol):
 
 
 watcher: Watcher | None = None  # sees which memory each replay reads and writes
-replaying = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,7 @@ class Tape:
             raise RuntimeError("replay() of a CUDA graph that was not captured")
         if watcher is not None:
             watcher.note(*self._accesses)
-        global replaying
-        replaying = True
-        with torch.inference_mode(), recording_off():
+        with torch.inference_mode(), recording_off(), own_code():  # the watcher has seen all of it
             for later in Tape.pool_order[Tape.pool_order.index(self) + 1 :]:
                 later._forget()
             for node in self.nodes:
@@ -125,7 +121,7 @@ class Tape:
                     if node.where == _NOWHERE:  # a probe
                         raise
                     _raise_at(node.where, error)
-        replaying, self._holds = False, True
+        self._holds = True
 
     def _forget(self) -> None:
         """Another graph may have written over what this one gave."""
@@ -174,8 +170,8 @@ def recording_off() -> Iterator[None]:
         yield
 
 
-def poison(tensors: tuple[Tensor, ...]) -> None:
-    for tensor in tensors:
+def poison(made: tuple[Tensor, ...]) -> None:
+    for tensor in made:
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
         elif tensor.dtype is not torch.bool:
@@ -210,7 +206,7 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor] = ()) -> Any:
+def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor]) -> Any:
     """A launch of a Triton kernel on a grid of numbers, while a graph is captured. A replay runs it by whatever runs kernels
     then. written: what it stores to."""
     assert Tape.now is not None
@@ -239,13 +235,18 @@ class _Refusals(TorchFunctionMode):
     """What waits for the device without an operation that says so."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        if name in WAITS and args and isinstance(args[0], Tensor) and not is_host(args[0], sys._getframe(1)):
-            raise CaptureError(f"Tensor.{name}")
+        if waits(function, args, sys._getframe(1)):
+            raise CaptureError(f"Tensor.{function.__name__}")
         return hand_on(function, *args, **(kwargs or {}))
 
 
-def is_host(tensor: Tensor, frame: Any) -> bool:
+def waits(function: Any, args: Any, frame: Any) -> bool:
+    """Whether a function of torch that this frame calls waits for the device, without an operation that says so."""
+    waiting = getattr(function, "__name__", "") in _WAITS and args and isinstance(args[0], Tensor)
+    return bool(waiting) and not _is_host(args[0], frame)
+
+
+def _is_host(tensor: Tensor, frame: Any) -> bool:
     """Whether a tensor is the host's, which nobody waits for: SGLang's name for it ends in _cpu where it is read."""
     values = frame.f_locals
     named = [name for name, value in values.items() if value is tensor]
@@ -254,12 +255,16 @@ def is_host(tensor: Tensor, frame: Any) -> bool:
     return any(name.endswith("_cpu") for name in named)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operation of torch."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No: it would import torch's compiler, which takes two seconds."""
         return False
 
+
+class _Recorder(DispatchMode):
     def __init__(self, tape: Tape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tape = tape
