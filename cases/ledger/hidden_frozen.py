@@ -15,7 +15,7 @@ ENTRY = Entry(
     id="hidden-frozen",
     title="Restore the scheduler's return_hidden_states after a frozen-KV draft",
     rule="output.hidden",
-    buggy="0.5.23 -",
+    buggy="0.5.21 -",
     trigger="CUDA graphs, frozen-KV MTP (Gemma-4's assistant), and requests that ask for hidden states",
     needs=Needs(graphs=True),
     remedy=Patch(
