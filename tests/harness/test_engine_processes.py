@@ -18,7 +18,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSet
 from eagletwin.harness.core.errors import unwritable
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.run_spec import CPU, Mode
-from eagletwin.harness.engines.sglang import own_loader
+from eagletwin.harness.engines.sglang import own_loader, patches
 from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.boot import boot, preimport
 from eagletwin.harness.engines.sglang.boot.preimport import _load_or_compute
@@ -453,3 +453,21 @@ def test_bytecode_of_which_a_part_was_written_is_seen() -> None:
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone"), RuntimeError("x"), EOFError("gone"), None])
 def test_other_exceptions_are_not_the_disk(error: BaseException | None) -> None:
     assert unwritable(error) == ""
+
+
+def test_an_edited_function_notes_the_blocks_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "noted_module.py"
+    file.write_text('def pick(one):\n    """Doc."""\n    if one:\n        return 1\n    return 2\n')
+    loader = own_loader._Loader("noted_module", str(file))
+    spec = importlib.util.spec_from_file_location("noted_module", file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    edited = "\n\n" + file.read_text().replace("    if one:", "    more = 1\n    if one:").replace(
+        "return 1", "return one + more"
+    )
+    module.pick.__code__ = patches._compile(edited, module.pick, "noted_module.pick")
+    assert (module.pick.__doc__, module.pick(0)) == ("Doc.", 2)
+    assert own_loader._ran[str(file)] == {2}
+    assert module.pick(1) == 2
+    assert own_loader._ran.pop(str(file)) == {2, 4}

@@ -143,8 +143,8 @@ def note(body: list[ast.stmt], what: str | int, *, documented: bool = False) -> 
 
 # Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks` and `mutants` of tests/lab).
 #
-# The modules are compiled from their source with a note at the start of each block. Triton kernels, and functions that a patch
-# takes the place of, have none.
+# The modules are compiled from their source with a note at the start of each block, and so are functions that a patch edits.
+# Triton kernels have none.
 #
 # Called by zygote.py and worker.py before SGLang is imported, and by runner.py when a case is done.
 
@@ -180,6 +180,23 @@ class _Loader(NotedSource):
     def add_notes(self, tree: ast.Module) -> None:
         for block, body, documented in list(blocks_of(tree)):
             note(body, block.line, documented=documented)
+
+
+def blocks_of_edit(definition: ast.FunctionDef, function: Any) -> list[tuple[list[ast.stmt], int, bool]]:
+    """The bodies of an edited function that are blocks of its file, too: their first lines there, and whether a docstring comes
+    first. Empty if nothing is noted of its module."""
+    if _NOTE not in function.__globals__:
+        return []
+    inside, own = function.__qualname__, dict[tuple[str, str], list[int]]()
+    for block, _, _ in blocks_of(ast.parse(Path(function.__globals__["__file__"]).read_text(encoding="utf-8"))):
+        if f"{block.function}.".startswith(f"{inside}."):
+            own.setdefault((block.function.removeprefix(inside), block.branch), []).append(block.line)
+    found = []
+    for block, body, documented in blocks_of(ast.Module([definition], [])):
+        lines = own.get((block.function.removeprefix(definition.name), block.branch))
+        if lines:
+            found.append((body, lines.pop(0), documented))
+    return found
 
 
 def _loader_of(module: str) -> LoaderOf | None:

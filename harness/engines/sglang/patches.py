@@ -21,7 +21,7 @@ from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, chan
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.changed_code import add_calls, changed_points, entry
 
-from . import blame
+from . import blame, own_loader
 from . import changes as tree_changes
 from .changes import CALL, executed
 
@@ -287,10 +287,13 @@ def _compile(source: str, function: Callable[..., Any], target: str, calls: tupl
     definition = _definition(source, target, documented=True)
     tree = ast.Module([definition], [])
     definition.decorator_list = []  # they wrapped the original, and still do
+    blocks = own_loader.blocks_of_edit(definition, function)
     add_calls(tree, [(_move_point(point, source, place), text) for place, point, text in calls], CALL)
+    for body, line, documented in blocks:
+        own_loader.note(body, line, documented=documented)
     note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})\n{CALL} = _patches.executed.add").body
-    documented = ast.get_docstring(definition) is not None
-    definition.body[documented:documented] = note if calls else note[:2]
+    after = ast.get_docstring(definition) is not None
+    definition.body[after:after] = note if calls else note[:2]
     free = function.__code__.co_freevars
     if free:
         maker = ast.parse(f"def _maker({', '.join(free)}):\n    pass").body[0]

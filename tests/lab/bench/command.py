@@ -107,7 +107,7 @@ def reached(
     never: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each branch that no case ran.")] = None,
     sglang: str = "",
 ) -> int:
-    """Which branches of SGLang's speculative workers the equal cases of a default search run, and how soon."""
+    """Which branches of SGLang's speculative workers the equal cases of a search and their engines run, and how soon."""
     from eagletwin.cases.blocks import LONG
     from eagletwin.harness.engines.source import resolve
 
@@ -115,7 +115,7 @@ def reached(
     from .reached import ReachedCode, branches_of, lines_of
 
     source = resolve(sglang)
-    reached = ReachedCode(branches_of(source)).count(gather(source, seed, blocks, 0, LONG))
+    reached = ReachedCode(branches_of(source)).count(gather(source, seed, blocks, 0, LONG, modules=()))
     if never is not None:
         never.write_text("\n".join([*reached.never(), ""]), encoding="utf-8")
     print(*lines_of(reached), sep="\n")

@@ -85,7 +85,8 @@ class Known(Struct, frozen=True):
 
 def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modules: Sequence[str] = MODULES) -> Iterator[Known]:
     """Up to `each` equal cases of each of the first `blocks` blocks of a default search, and of the first `asking` blocks of a
-    search for each thing that requests may ask for. modules: whose blocks are noted."""
+    search for each thing that requests may ask for. modules: whose blocks are noted; of none, all that a process
+    ran of the speculative workers since it began."""
     draw_from_seeds_alone()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
         matcher = KnownBugMatcher(host, DEFAULT_RUN)
@@ -118,7 +119,7 @@ class _Noting:
     """While it lasts, processes that are started note what they run."""
 
     def __init__(self, folder: str, modules: Sequence[str]) -> None:
-        self._set = {FOLDER: folder, OF: ",".join(modules)}
+        self._set = {FOLDER: folder} | ({OF: ",".join(modules)} if modules else {})
 
     def __enter__(self) -> None:
         os.environ.update(self._set)
