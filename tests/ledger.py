@@ -94,9 +94,9 @@ def _section(bug: Known) -> str:
 
 def _by_flags(bug: Known) -> str:
     releases = bug.buggy if bug.fixed else f"{bug.buggy.rstrip(' -')} and later (live)"
-    options = f"`{bug.needs.options}`" if isinstance(bug, Entry) and bug.needs is not None else ""
-    options = f"`{bug.command}`" if isinstance(bug, Probe) else options
-    return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {options} |"
+    options = bug.needs.options if isinstance(bug, Entry) and bug.needs is not None else ""
+    options = bug.command if isinstance(bug, Probe) else options
+    return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {f'`{options}`' if options else ''} |"
 
 
 def by_recording() -> str:

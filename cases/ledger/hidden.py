@@ -7,13 +7,15 @@
 * `hidden-standalone`: of a target with a plain draft model nothing. Up to 0.5.11, by reading, states were captured there, too.
 * `hidden-no-tokens`: of a prompt that is read for a request of no new tokens nothing, where it wants all. Since 0.5.14 the list
   is cut to the tokens that are sent, as verify may commit more, and with none of them the prompt's rows go as well.
+* `hidden-frozen`: of a frozen-KV draft in CUDA graphs rows that the next replay has overwritten. The draft clears
+  `return_hidden_states` of the scheduler's batch for its own forward and leaves it so: none are copied to the host.
 """
 
 from typing import Any
 
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
-from ..entry import Edit, Entry, Event, Patch, Request, small_case, small_patch
+from ..entry import Edit, Entry, Event, Needs, Patch, Request, SGLangSettings, small_case, small_patch
 
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _PREFILL = f"{_RESULTS}._append_prefill_hidden_states"
@@ -139,6 +141,10 @@ def _entry(
     )
 
 
+_DRAFT = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker.draft"
+_CLEARED = "batch.return_hidden_states = False"
+_BUILT = "assert forward_batch.capture_hidden_mode == CaptureHiddenMode.LAST"
+
 ENTRIES = (
     _entry(
         "hidden-rows",
@@ -183,5 +189,28 @@ ENTRIES = (
         Request(id="a", prompt=(7,), max_new_tokens=0, hidden_states="all"),
         Request(id="b", prompt=(5,), max_new_tokens=2),  # the fix of hidden-aux is in a round
         since="0.5.14",
+    ),
+    Entry(
+        id="hidden-frozen",
+        title="Restore the scheduler's return_hidden_states after a frozen-KV draft",
+        rule="output.hidden",
+        buggy="0.5.21 -",
+        trigger="CUDA graphs, frozen-KV MTP (Gemma-4's assistant), and requests that ask for hidden states",
+        needs=Needs(graphs=True),
+        remedy=Patch(
+            name="states-of-a-frozen-draft",
+            edits=(
+                Edit(
+                    target=_DRAFT, match=_CLEARED, replacement=f"return_hidden_states = batch.return_hidden_states\n{_CLEARED}"
+                ),
+                Edit(target=_DRAFT, match=_BUILT, replacement=f"batch.return_hidden_states = return_hidden_states\n{_BUILT}"),
+            ),
+        ),
+        case=small_case(
+            Request(id="a", prompt=(7, 3, 9, 11, 5), max_new_tokens=10, hidden_states="all"),
+            model="gemma-4-assistant",
+            num_steps=3,
+            sglang=SGLangSettings(graphs=(1, 2, 4)),
+        ),
     ),
 )
