@@ -94,9 +94,8 @@ def _section(bug: Known) -> str:
 
 def _by_flags(bug: Known) -> str:
     releases = bug.buggy if bug.fixed else f"{bug.buggy.rstrip(' -')} and later (live)"
-    options = f"`{bug.needs.options}`" if isinstance(bug, Entry) and bug.needs is not None else ""
-    options = f"`{bug.command}`" if isinstance(bug, Probe) else options
-    return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {options} |"
+    command = bug.command if isinstance(bug, Probe) else bug.needs.options if bug.needs is not None else ""
+    return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {f'`{command}`' if command else ''} |"
 
 
 def by_recording() -> str:
