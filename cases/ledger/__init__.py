@@ -25,7 +25,7 @@ host_abort host_layers session tree_window certain_node logit_processor min_p pe
 grammar_stride guidance impossible_sampler mixed_grammar mixed_memory mixed_state
 retracted boundary_kv greedy_drafts retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
 hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive_rejection adaptive_scan adaptive_bonus
-adaptive_hidden pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
+adaptive_hidden pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
 """.split()  # noqa: SIM905
 
 

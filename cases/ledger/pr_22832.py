@@ -1,7 +1,9 @@
 """PR #22832: a multi-layer draft kept the hidden states of the last CUDA graph, where the batch was too large for one.
 
-CUDA graphs need a GPU. The draft extend that keeps the states does run alone: what it keeps of a request is the states of the
-request's own last num_steps - 1 rows in this batch.
+Graphs on a CPU begin with 0.5.17, and since 0.5.15 no release keeps states for its graphs, so no case in graphs has it as it
+was. The draft extend that keeps the states does run alone: what it keeps of a request is the states of the request's own last
+num_steps - 1 rows in this batch. A fault like it, states of a graph that did not run given to the next layer, is planted in
+0.5.23 by tests/engine/test_graphs.py, and found in graphs on a CPU.
 """
 
 from ..entry import FunctionCall, Probe

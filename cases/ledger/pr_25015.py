@@ -2,6 +2,11 @@
 
 The worker moved `positions` on before each draft forward instead of after it, so decode step j ran at M + j. The draft's
 rotary embedding, and so its KV rows and proposals, were off by one; verification hid it.
+
+A second part of it moves `positions` back at the end of what a CUDA graph captures. It changes no number of any release that
+has it: from 0.5.12 to 0.5.23 the runner copies the batch's positions before each replay, clears those of padding, and nothing
+reads them after it. Undone alone in 0.5.17, 0.5.20 and 0.5.23, in graphs on a CPU, it left chains, trees, pages of 2 tokens
+and EAGLE-3 as they were. Only a capture sees it: the plan of the next size counts further rows, whose results are dropped.
 """
 
 from ..entry import Entry, Loses, Patch, Request, small_case

@@ -9,6 +9,7 @@ from eagletwin.cases.ledger import PROBES
 from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
 from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
 from eagletwin.harness.commands.kernels.runtime import plant_fault
+from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
 
@@ -112,3 +113,45 @@ def test_the_plan_of_compression_takes_slots_as_if_they_lay_side_by_side() -> No
     with pytest.raises(triton_cpu.OutOfBounds, match=r"raw_out_loc_ptr.*in a gap between the view's rows"):
         compression(lengths, lengths - 1, slots, compute_page_indices=False)
     triton_cpu.clear()
+
+
+WIDTH = 4
+
+
+def extended_for_a_replay() -> list[int]:
+    """Lengths of the rows of draft extend that are planned before a replay of a graph for two requests: one of 9 rows, and
+    padding."""
+    mode = module("sglang.srt.model_executor.forward_batch_info").ForwardMode.DRAFT_EXTEND_V2
+    with draft_backend(CHAIN.table, CHAIN.window, CHAIN.num_steps) as backend:
+        of = backend.attn_backends[0]
+        of.init_cuda_graph_state(2, 2 * WIDTH)
+        lengths = torch.tensor([9, of.get_cuda_graph_seq_len_fill_value()])
+        batch = SimpleNamespace(
+            batch_size=2,
+            forward_mode=mode,
+            actual_forward_mode=mode,
+            req_pool_indices=torch.tensor([1, 0]),
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
+            seq_lens_sum=int(lengths.sum()),
+            out_cache_loc=torch.zeros(2 * WIDTH, dtype=torch.int64),
+            spec_info=None,
+        )
+        of.init_forward_metadata_out_graph(batch)
+        planned: list[int] = of.forward_metadata.core_attn_metadata.swa_topk_lengths.tolist()
+        return planned
+
+
+def test_padded_rows_of_draft_extend_have_lengths_below_zero() -> None:
+    """PR #31270, open: padding has a length of 1, and a row's length is that of the request less those after it."""
+    assert extended_for_a_replay() == [6, 7, 8, 9, -2, -1, 0, 1]
+
+
+def test_with_the_candidate_fix_of_31270_padded_rows_have_a_length_of_one() -> None:
+    fix = Edit(
+        target=f"{DSV4}.DeepseekV4AttnBackend.expand_extend_with_same_length",
+        match="seq_lens_casual = seq_lens_casual.flatten()",
+        replacement="seq_lens_casual = seq_lens_casual.flatten().clamp(min=1)",
+    )
+    with plant_fault(fix):
+        assert extended_for_a_replay() == [6, 7, 8, 9, 1, 1, 1, 1]

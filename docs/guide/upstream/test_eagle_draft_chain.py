@@ -116,6 +116,10 @@ class TestEagleDraftChain(unittest.TestCase):
     def test_greedy_drafts_decode(self):
         self._assert_fixed("greedy-drafts-decode")
 
+    # Reset the padded rows of a multi-layer draft extend in a CUDA graph
+    def test_22958(self):
+        self._assert_fixed("22958")
+
     # Find each request's states of the gated delta rule in rounds that are
     # shorter than the longest
     def test_23331(self):
