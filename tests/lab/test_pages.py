@@ -154,7 +154,7 @@ def test_branches_are_counted_by_file_and_other_lines_are_not() -> None:
     reached = ReachedCode(BRANCHES).count(Known(0, CASE, (), "slot_layout", lines) for lines in ran)
     assert reached.ran == {("a.py", 1): 3, ("a.py", 4): 1, ("b.py", 1): 1}
     assert reached.grew == [(1, 2), (3, 3)]
-    assert reached.never() == ["a.py:9\tg\t"]
+    assert reached.never() == ["a.py:9\tg\t\t"]
     assert "3 cases ran 3 of 4 branches" in lines_of(reached)
 
 
