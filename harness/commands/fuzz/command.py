@@ -105,9 +105,12 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote(source, options.run.mode))
         zygote.start()  # it imports SGLang while this process reads the change and imports torch
+        from .corpus import Corpus
         from .coverage import change_in
 
-        measured = change_in(source, options.run.patches)
+        measured, corpus = change_in(source, options.run.patches), Corpus(source)
+        if past is None:
+            options = replace(options, first=corpus.cases(options.constraints.wanted))
         if measured.text:
             log_progress(measured.text)
         log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
@@ -130,7 +133,14 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
         found = [] if past is None else past.findings
         looking = Fuzz(
-            Trials(host, options.run), folder, options.plan, log_progress, past=past, journal=journal, measured=measured
+            Trials(host, options.run),
+            folder,
+            options.plan,
+            log_progress,
+            past=past,
+            journal=journal,
+            measured=measured,
+            corpus=corpus,
         )
         return _search(looking, options, workers, found, verbose=verbose)
 
@@ -164,6 +174,8 @@ def _search(
         code = EXIT_INTERRUPTED
         raise AlreadyReported(code) from None
     finally:
+        if looking.corpus is not None:
+            looking.corpus.write()
         try:
             summary = write_summary(folder, looking, found, code)
         except OSError as error:

@@ -27,7 +27,7 @@ from eagletwin.harness.engines.host import Host
 from ..options import log_progress, nothing_run
 from .coverage import UNMEASURED, Measured
 from .journal import Died, Journal, Over, Past
-from .looking import BlockRunner, CaseSeen
+from .looking import NO_BLOCK, BlockRunner, CaseSeen
 from .options import Plan, SearchOptions
 from .steering import Order, count_cases
 from .tally import Tally
@@ -272,9 +272,9 @@ class BlockPool:
                 return True
 
     def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
-        """Results of a block that somebody left: they are not run again."""
+        """Results of a block that somebody left, and of cases of none before it: they are not run again."""
         number = self._order.number(place)
-        return tuple(one for one in self._seen.get(place, ()) if isinstance(one, CaseSeen) and one.block == number)
+        return tuple(one for one in self._seen.get(place, ()) if isinstance(one, CaseSeen) and one.block in (number, NO_BLOCK))
 
     def _note(self, place: int, seen: Seen) -> None:
         """Enter a result. Cases of the ledger, which everybody runs, and engines that would not start may come again."""

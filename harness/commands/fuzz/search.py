@@ -22,6 +22,7 @@ from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
+from .corpus import Corpus
 from .coverage import UNMEASURED, Measured
 from .effect import Effect
 from .journal import Conclusion, Journal, Past, SetAside
@@ -104,7 +105,7 @@ class Fuzz:
 
     pool    who runs the blocks; None: this process alone
     past    what earlier drivers of this search left; journal: where this one leaves it
-    measured  which cases run what is changed
+    measured  which cases run what is changed; corpus: takes those that do
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
     """
 
@@ -117,6 +118,7 @@ class Fuzz:
     past: Past | None = None
     journal: Journal | None = None
     measured: Measured = UNMEASURED
+    corpus: Corpus | None = None
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
@@ -209,6 +211,8 @@ class Fuzz:
     def count(self, seen: CaseSeen) -> bool:
         """Count a case; whether it shows something that no known bug explains, and that was not found before."""
         self.tally.add(seen)
+        if self.corpus is not None:
+            self.corpus.add(seen.case, seen.differs)
         if seen.numbers and len(self._effects) < _COMPARED:
             self._effects.append(seen)
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
