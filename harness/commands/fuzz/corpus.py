@@ -5,7 +5,7 @@ They are run and judged as any case, so one that is out of date costs its own ti
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -30,8 +30,10 @@ _CONTENTS = 8  # of one function, whose cases the cache has
 
 @dataclass(slots=True)
 class _Cases:
-    """Of one function: cases that were first to run a statement, further ones, and the statements."""
+    """Of one function: cases in which something was found, cases that were first to run a statement, further ones, and the
+    statements."""
 
+    found: list[Case] = field(default_factory=list)
     first: list[Case] = field(default_factory=list)
     further: list[Case] = field(default_factory=list)
     ran: set[str] = field(default_factory=set)
@@ -46,7 +48,7 @@ class _Cases:
     @property
     def chosen(self) -> list[Case]:
         """As many as it takes to say that the change is right (tally.LEAST)."""
-        return [*self.first, *self.further][:LEAST]
+        return list(_once((*self.found, *self.first, *self.further)))[:LEAST]
 
 
 class Corpus:
@@ -62,19 +64,22 @@ class Corpus:
         self._names = {name: (_digest(base, name), _digest(*code)) for name, code in codes.items()}
         self._cases = dict[str, _Cases]()
 
-    def cases(self, wanted: Callable[[Case], bool] = lambda case: True) -> tuple[Case, ...]:
-        """What the cache has of these functions, of each by turns; where it has not their content, of the one before."""
+    def cases(self, wanted: Callable[[Case], bool] = lambda case: True, further: Sequence[Case] = ()) -> tuple[Case, ...]:
+        """What the cache has of these functions, of each by turns; where it has not their content, of the one before. Then
+        these further ones."""
         turns = zip_longest(*(self._read(*names) for names in self._names.values()))
         each = (case for turn in turns for case in turn if case is not None and wanted(case))
-        return tuple(_once(each))[:_MOST]
+        return tuple(_once((*each, *filter(wanted, further))))[:_MOST]
 
-    def add(self, case: Case, differs: Differs | None) -> None:
-        """A case that ran some of the change, if it did."""
-        executed = set(differs.executed) if differs is not None else set[str]()
-        for name in () if differs is None else differs.ran:
-            if name in self._names:
-                cases = self._cases.setdefault(name, _Cases())
-                cases.add(replace(case, exercises=()), executed.intersection(differs.statements[name]))
+    def add(self, case: Case, differs: Differs | None, *, found: bool = False) -> None:
+        """A case that ran some of the change, if it did. found: something was found in it, so that it comes first."""
+        case = replace(case, exercises=())
+        for name in () if differs is None else self._names.keys() & set(differs.ran):
+            cases = self._cases.setdefault(name, _Cases())
+            if found:
+                cases.found.insert(0, case)
+            else:
+                cases.add(case, {place for place in differs.executed if place in differs.statements[name]})
 
     @property
     def recent(self) -> tuple[Case, ...]:

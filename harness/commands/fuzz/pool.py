@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
@@ -124,12 +124,13 @@ class Process:
 class LocalWorkers:
     """Workers on this machine, beside the process that drives the search."""
 
-    def __init__(self, host: Host, options: SearchOptions, number: int) -> None:
-        self._host, self._terms, self._number = host, encode_line(Terms(options)), number
+    def __init__(self, host: Host, options: SearchOptions, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """wanted: whether they are to be there yet."""
+        self._host, self._terms, self._number, self._wanted = host, encode_line(Terms(options)), number, wanted
         self.ahead = AHEAD * (number + 1)
 
     def number(self) -> int:
-        return self._number
+        return self._number if self._wanted() else 0
 
     def start(self) -> Process:
         command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]

@@ -106,6 +106,7 @@ class Fuzz:
     pool    who runs the blocks; None: this process alone
     past    what earlier drivers of this search left; journal: where this one leaves it
     measured  which cases run what is changed; corpus: takes those that do
+    answer  takes the verdict as soon as there is one: of what is found, before it is made small
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
     """
 
@@ -125,6 +126,7 @@ class Fuzz:
     asides: dict[Signature, AsideFacts] = field(default_factory=dict)
     shrinking: Shrinking | None = None
     effect: EffectFacts | None = None
+    answer: Callable[[str], None] = lambda status: None
     _begun: float = 0.0
     _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
@@ -158,6 +160,8 @@ class Fuzz:
         pool = self.pool = self.pool or BlockPool(self.matcher, self.plan, measured=self.measured)
         for seen in self._results(pool):
             finding = self._take(seen, pool)
+            if not self.found and self.tally.cases >= len(self.plan.first) and self.looked_enough:
+                self.answer("equal")
             if finding is not None:
                 yield finding
 
@@ -227,6 +231,9 @@ class Fuzz:
         seen, cases, seconds = inquiry.seen, self.tally.cases, self.seconds
         assert seen.signature is not None
         asides = list[SetAside]()
+        self.answer(seen.verdict.status)
+        if self.corpus is not None:
+            self.corpus.add(seen.case, seen.differs, found=True)
 
         def aside(case: Case, signature: Signature, undecided: bool) -> None:
             self.set_aside(case, signature, undecided)
@@ -238,6 +245,8 @@ class Fuzz:
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
+        if self.corpus is not None:
+            self.corpus.add(finding.outcome.case, finding.outcome.trace.differs, found=True)
         self._note(Conclusion(seen.case, seen.signature, finding=finding.facts, asides=tuple(asides)))
         return finding
 
