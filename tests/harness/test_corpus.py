@@ -65,8 +65,16 @@ def test_the_next_search_of_a_change_begins_with_the_cases_that_ran_it() -> None
 
 def test_each_changed_statement_has_the_case_that_ran_it_first() -> None:
     leave(source(BOTH), *((case, (8,)) for case in CASES[:-1]), (CASES[-1], (7, 8)))
-    cases = Corpus(source(BOTH)).cases()
-    assert cases == (CASES[0], CASES[-1], *CASES[1 : LEAST - 1])
+    assert Corpus(source(BOTH)).cases() == (CASES[0], CASES[-1], *CASES[1 : LEAST - 1])
+
+
+def test_small_cases_come_first_then_those_of_their_engines_and_before_them_what_was_found() -> None:
+    small = replace(CASES[0], requests=(replace(CASES[0].requests[0], max_new_tokens=1),))
+    corpus = Corpus(source(DOUBLE))
+    for case in (CASES[1], CASES[0], small):
+        corpus.add(case, ran(source(DOUBLE), 2))
+    corpus.add(CASES[2], ran(source(DOUBLE), 2), found=True)
+    assert corpus.recent == (CASES[2], small, CASES[0], CASES[1])
 
 
 def test_cases_of_several_functions_come_by_turns_and_once() -> None:

@@ -20,35 +20,36 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
 from .tally import LEAST
 
 _MOST = 24  # cases that a search begins with
+_AMONG = 200  # cases of one function, of which the cache gets some
 _CONTENTS = 8  # of one function, whose cases the cache has
 
 
 @dataclass(slots=True)
 class _Cases:
-    """Of one function: cases in which something was found, cases that were first to run a statement, further ones, and the
-    statements."""
+    """Of one function: cases in which something was found, and those that ran it, with the changed statements that each ran."""
 
     found: list[Case] = field(default_factory=list)
-    first: list[Case] = field(default_factory=list)
-    further: list[Case] = field(default_factory=list)
-    ran: set[str] = field(default_factory=set)
-
-    def add(self, case: Case, places: set[str]) -> None:
-        if not places <= self.ran:
-            self.first.append(case)
-        elif len(self.further) < LEAST:
-            self.further.append(case)
-        self.ran |= places
+    ran: list[tuple[Case, set[str]]] = field(default_factory=list)
 
     @property
     def chosen(self) -> list[Case]:
-        """As many as it takes to say that the change is right (tally.LEAST)."""
-        return list(_once((*self.found, *self.first, *self.further)))[:LEAST]
+        """As many as it takes to say that the change is right (tally.LEAST): small ones that run all statements, and further
+        ones, which share their engines."""
+        ran, first = set[str](), list[Case]()
+        small = sorted(self.ran, key=lambda one: _size(one[0]))
+        for case, places in small:
+            if not places <= ran:
+                first.append(case)
+                ran |= places
+        engines = [case.configuration() for case in first]
+        rest = sorted((case for case, _ in small), key=lambda case: case.configuration() not in engines)
+        return list(_once((*self.found, *first, *rest)))[:LEAST]
 
 
 class Corpus:
@@ -78,8 +79,8 @@ class Corpus:
             cases = self._cases.setdefault(name, _Cases())
             if found:
                 cases.found.insert(0, case)
-            else:
-                cases.add(case, {place for place in differs.executed if place in differs.statements[name]})
+            elif len(cases.ran) < _AMONG:
+                cases.ran.append((case, {place for place in differs.executed if place in differs.statements[name]}))
 
     @property
     def recent(self) -> tuple[Case, ...]:
@@ -114,6 +115,12 @@ class Corpus:
 def _of(key: str) -> list[Path]:
     """The files of a function, the newest first."""
     return sorted(cache_folder("corpus").glob(f"{key}-*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name))
+
+
+def _size(case: Case) -> tuple[int, int]:
+    """How long it takes to build its engine, and to run it."""
+    tokens = sum(len(request.prompt) + request.max_new_tokens for request in case.requests)
+    return len(case.engine.sglang.graphs), tokens * RECIPES[case.model].target.num_layers
 
 
 def _once(cases: Iterable[Case]) -> Iterator[Case]:

@@ -89,15 +89,22 @@ class BlockRunner:
         )
 
     def _first(self, ran: Collection[Case]) -> Iterator[CaseSeen | Unstarted]:
-        """The cases that the search begins with, apart from these."""
+        """The cases that the search begins with, apart from these. Those of one configuration share an engine."""
+        alike = dict[Case, list[Case]]()
         for case in self._plan.first:
-            if case in ran:
-                continue
-            view = self._matcher.views(case)[0]
-            try:
-                yield self._case(NO_BLOCK, case, view, self._matcher.present(case, view), ())
-            except WouldNotStart as error:
-                yield Unstarted(case, " ".join(error.cause.split()), error.ours)
+            alike.setdefault(case.configuration(), []).append(case)
+        for cases in alike.values():
+            events = tuple(event for case in cases for event in case.events)
+            requests = tuple(request for case in cases for request in case.requests)
+            probe = replace(cases[0], events=events, requests=requests)
+            view = self._matcher.views(probe)[0]
+            for case in cases:
+                if case in ran:
+                    continue
+                try:
+                    yield self._case(NO_BLOCK, case, view, self._matcher.present(probe, view), ())
+                except WouldNotStart as error:
+                    yield Unstarted(case, " ".join(error.cause.split()), error.ours)
 
     def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""
