@@ -74,8 +74,10 @@ class Corpus:
 
     def add(self, case: Case, differs: Differs | None, *, found: bool = False) -> None:
         """A case that ran some of the change, if it did. found: something was found in it, so that it comes first."""
+        if differs is None:
+            return
         case = replace(case, exercises=())
-        for name in () if differs is None else self._names.keys() & set(differs.ran):
+        for name in (name for name in differs.ran if name in self._names):
             cases = self._cases.setdefault(name, _Cases())
             if found:
                 cases.found.insert(0, case)
