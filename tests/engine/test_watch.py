@@ -7,7 +7,7 @@ import pytest
 from eagletwin.harness.commands.fuzz import corpus
 from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.watching import Round, search_again
+from eagletwin.harness.commands.fuzz.watching import WatchedSearch, search_again
 from eagletwin.harness.core.run_spec import RunSpec
 
 from .planted_trees import WORKER, change, plant
@@ -18,7 +18,7 @@ def test_a_fault_that_is_saved_is_seen_in_the_first_case(
 ) -> None:
     (tmp_path / "corpus").mkdir()
     monkeypatch.setattr(corpus, "cache_folder", lambda part: tmp_path / part)
-    tree, rounds = plant(tmp_path / "tree", WORKER), list[Round]()
+    tree, rounds = plant(tmp_path / "tree", WORKER), list[WatchedSearch]()
     options = SearchOptions(
         run=RunSpec(sglang=str(tree)),
         only=("llama-tiny", "topk=1"),
@@ -29,7 +29,7 @@ def test_a_fault_that_is_saved_is_seen_in_the_first_case(
         out=tmp_path / "runs",
     )
 
-    def search_once(one: Round) -> None:
+    def search_once(one: WatchedSearch) -> None:
         rounds.append(one)
         search(options, watched=one)
         if len(rounds) == 2:

@@ -13,7 +13,7 @@ import pytest
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.fuzz.tally import Tally
-from eagletwin.harness.commands.fuzz.watching import Files, Round, search_again
+from eagletwin.harness.commands.fuzz.watching import Files, WatchedSearch, search_again
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_USAGE, AlreadyReported, InputError, run_guarded
 
@@ -34,18 +34,18 @@ def looking(*places: str, cases: int = 3, reached: int = 2) -> Any:
     return SimpleNamespace(tally=tally, corpus=SimpleNamespace(recent=(CASE,) if places else ()))
 
 
-def ctrl_c(_: Round) -> None:
+def ctrl_c(_: WatchedSearch) -> None:
     raise AlreadyReported(130)
 
 
-def searches(*each: Callable[[Round], None]) -> Callable[[Round], None]:
+def searches(*each: Callable[[WatchedSearch], None]) -> Callable[[WatchedSearch], None]:
     """One after the other; then Ctrl-C."""
     left = [*each, ctrl_c]
     return lambda one: left.pop(0)(one)
 
 
-def answering(code: int, *places: str, then: Callable[[], object] = lambda: None) -> Callable[[Round], None]:
-    def search(one: Round) -> None:
+def answering(code: int, *places: str, then: Callable[[], object] = lambda: None) -> Callable[[WatchedSearch], None]:
+    def search(one: WatchedSearch) -> None:
         one.follow(looking(*places))
         one.answer(code)
         then()
@@ -88,10 +88,10 @@ def test_a_save_while_a_search_runs_ends_it_and_the_next_begins_with_what_ran_th
         while True:
             time.sleep(0.01)
 
-    rounds = list[Round]()
+    rounds = list[WatchedSearch]()
     each = searches(answering(0, "f.py:1", then=run_on), answering(0, then=run_on))
 
-    def search(one: Round) -> None:
+    def search(one: WatchedSearch) -> None:
         rounds.append(one)
         each(one)
 
@@ -108,7 +108,7 @@ def test_ctrl_c_while_nothing_runs_ends_it_too(tree: Path, monkeypatch: pytest.M
 def test_what_keeps_a_search_from_running_is_said_and_the_next_save_is_waited_for(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_: Round) -> None:
+    def refuse(_: WatchedSearch) -> None:
         (tree / "srt" / "a.py").write_text("two")
         raise InputError("the tree holds no sglang", consequence="nothing was run", remedy="name another")
 
@@ -117,7 +117,7 @@ def test_what_keeps_a_search_from_running_is_said_and_the_next_save_is_waited_fo
 
 
 def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    one = Round([], ())
+    one = WatchedSearch([], ())
     one.answer(0)
     one.follow(looking("f.py:1"))
     for code in (0, 0, 1):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .pool import Workers
     from .search import Fuzz
     from .tally import FindingFacts, Summary
-    from .watching import Round
+    from .watching import WatchedSearch
 
 
 @with_json
@@ -100,7 +100,7 @@ def load_resumed_search(folder: Path, options: "SearchOptions") -> "tuple[Search
 
 
 def search(
-    options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False, watched: "Round | None" = None
+    options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False, watched: "WatchedSearch | None" = None
 ) -> int:
     """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search;
     watched: prints the verdict alone, as soon as there is one."""
@@ -166,7 +166,7 @@ def _search(
     found: "list[FindingFacts]",
     *,
     verbose: bool,
-    watched: "Round | None" = None,
+    watched: "WatchedSearch | None" = None,
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
     from eagletwin.harness.page.render import text_of
@@ -253,7 +253,7 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     )
 
 
-def _processes(host: "Host", options: "SearchOptions", watched: "Round | None" = None) -> "Workers | None":
+def _processes(host: "Host", options: "SearchOptions", watched: "WatchedSearch | None" = None) -> "Workers | None":
     """LocalWorkers that run blocks beside this one; None: there is one process."""
     from eagletwin.cases.blocks import BLOCK
 

@@ -59,7 +59,7 @@ class Files:
 
 
 @dataclass(slots=True)
-class Round:
+class WatchedSearch:
     """The search after a save. saved: names of files, none of the first one; recent: cases of the one before that ran its
     change; code: the exit code of its verdict, None as long as there is none."""
 
@@ -95,9 +95,9 @@ class Round:
         return (corpus.recent if corpus is not None else ()) or self.recent
 
 
-def search_again(tree: Path, search: Callable[[Round], object]) -> int:
+def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
     """Search, and again after each save, until Ctrl-C; the exit code of the last verdict."""
-    files, one, code = Files(tree), Round([], ()), EXIT_INTERRUPTED
+    files, one, code = Files(tree), WatchedSearch([], ()), EXIT_INTERRUPTED
     with suppress(KeyboardInterrupt):
         while True:
             try:
@@ -113,7 +113,7 @@ def search_again(tree: Path, search: Callable[[Round], object]) -> int:
             code = code if one.code is None else one.code
             while not (saved := files.saved()):
                 time.sleep(_EVERY)
-            one = Round(saved, one.next_recent)
+            one = WatchedSearch(saved, one.next_recent)
             files.forget()
     return code if one.code is None else one.code
 
