@@ -47,8 +47,9 @@ class _Cases:
             if not places <= ran:
                 first.append(case)
                 ran |= places
-        engines = [case.configuration() for case in first]
-        rest = sorted((case for case, _ in small), key=lambda case: case.configuration() not in engines)
+        engines = dict.fromkeys(case.configuration() for case in (*first, *(case for case, _ in small)))
+        place = {engine: number for number, engine in enumerate(engines)}
+        rest = sorted((case for case, _ in small), key=lambda case: place[case.configuration()])
         return list(_once((*self.found, *first, *rest)))[:LEAST]
 
 
