@@ -310,6 +310,10 @@ SEARCH = (
     option(_SEARCH, "shrink", Path | None, None, "CASE")(
         "Do not search: shrink this case file further, whose time was up. --shrink-minutes limits it."
     ),
+    flag(_SEARCH, "watch")(
+        "Search the --sglang tree again each time that a file of it is saved: first the cases that ran what is changed, and "
+        "what was found last. One line for each save has the verdict; Ctrl-C ends with the last one's exit code."
+    ),
     flag(_SEARCH, "explain")(
         "If nothing is found, report the smallest case in which the change alters a recorded value, with both values. "
         "--shrink-minutes limits it.",

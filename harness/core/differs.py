@@ -263,6 +263,7 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     """A changed function: its dotted name, the line of its def, and whether it is a Triton kernel, whose source is compiled.
 
     points  what changed in it; places: what reports call each of these
+    code    a digest of its code, without docstrings and places
     """
 
     name: str
@@ -270,6 +271,7 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     kernel: bool = False
     points: tuple[Point, ...] = ()
     places: tuple[str, ...] = ()
+    code: str = ""
 
     @property
     def calls(self) -> tuple[tuple[Point, str], ...]:

@@ -1,6 +1,7 @@
 """Which functions of a Python file changed, which of their statements, and calls that say which of them run."""
 
 import ast
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -425,6 +426,7 @@ def _statements(tree: ast.AST) -> dict[tuple[int, int], tuple[_Block, ast.stmt]]
 # themselves. It also counts as changed if it reads a name whose binding in its module or class changed: a constant, an import,
 # a function that was removed.
 
+_DIGITS = 16  # hexadecimal digits that name the code of a function
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -464,6 +466,7 @@ def compare_sources(old: str | bytes | None, new: str | bytes, module: str) -> C
                 {name: test for name, test in own.items() if name in one.reads},
                 bound,
             ),
+            code=hashlib.sha256(one.code.encode()).hexdigest()[:_DIGITS],
         )
         for one, number in zip(now.functions, counted, strict=True)
         for own in [_as_read(read, one.owner, now.bases)]

@@ -13,8 +13,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -200,9 +201,27 @@ def _rows(record: Path) -> Iterator[tuple[str, str]]:
             yield path, digest.removeprefix("sha256=")
 
 
+_known = dict[tuple[Path, str], tuple[tuple[int, ...], str]]()  # of files that this process reads again and again
+_SETTLED = 1e9  # ns: what was written later may be written again in the same tick of the system's clock
+
+
+def remembered(file: Path, what: str, digest: Callable[[bytes], str]) -> str:
+    """A digest of a file, computed again only if the system says that the file changed (ctime). Raises OSError."""
+    status, now = file.stat(), time.time_ns()
+    state = (status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if (before := _known.get((file, what))) is not None and before[0] == state:
+        return before[1]
+    found = digest(file.read_bytes())
+    if now - status.st_ctime_ns > _SETTLED:
+        _known[file, what] = state, found
+    return found
+
+
 def digest_of(file: Path) -> str:
     """sha256 of a file, as RECORD writes it."""
-    return base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+    return remembered(
+        file, "RECORD", lambda content: base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    )
 
 
 def _fetch(section: Section, scratch: Path) -> Path:

@@ -38,7 +38,10 @@ from .provision import (
     provide,
     record_of,
     releases,
+    remembered,
 )
+
+_MANY = 300  # files that differ from HEAD byte for byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +175,24 @@ def _digest_of_all(root: Path) -> str:
 def _since_head(root: Path, commit: str) -> Difference | None:
     """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
 
-    The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by
-    time and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
-    A link in the place of a file or folder counts by what it leads to, which git does not read.
+    Each file of HEAD is compared by its content: git goes by time and size, to the second, and passes over files that it was
+    told not to look at (assume-unchanged, skip-worktree). Where many differ, a checkout writes them in another way than HEAD
+    has them, and git says which of them were changed, by an index that knows nothing but HEAD. A link in the place of a file
+    or folder counts by what it leads to, which git does not read.
     """
-    names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
-    staged = _git_list(root, "diff", "--cached", *names)  # one of them may be ignored
+    names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--")
+    staged = _git_list(root, "diff", "--cached", *names, "sglang")  # one of them may be ignored
+    blobs, further = _blobs_of_head(root)
+    changed = [path for path, blob in blobs.items() if not _is_blob(root / path, blob)]
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         index = Path(scratch, "index")
         _git_list(root, "read-tree", "HEAD", index=index)
-        changed = _git_list(root, "diff", *names, index=index)
+        if len(changed) > _MANY:
+            changed, further = [], ["sglang"]
+        if further:
+            changed += _git_list(root, "diff", *names, *further, index=index)
         untracked = _git_list(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
     listed = dict.fromkeys(file for path in (*staged, *changed, *untracked) for file in _behind(root, path))
-    blobs = _blobs_of_head(root)
     paths = [path for path in listed if path not in blobs or not _is_blob(root / path, blobs[path])]
     return since_commit(root, commit, paths, [_of_head(root, path) for path in paths])
 
@@ -195,19 +203,19 @@ def _behind(root: Path, path: str) -> list[str]:
     return [f"{path}/{name}" for name in files_below(place)] if place.is_symlink() and place.is_dir() else [path]
 
 
-def _blobs_of_head(root: Path) -> dict[str, str]:
-    """The digest that git has of each file of sglang/ in HEAD."""
-    entries = (entry.partition("\t") for entry in _git_list(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang"))
-    return {path: about.split()[2] for about, _, path in entries if about.startswith("100")}
+def _blobs_of_head(root: Path) -> tuple[dict[str, str], list[str]]:
+    """The digest that git has of each file of sglang/ in HEAD, and what is no file: links, submodules."""
+    entries = [entry.partition("\t") for entry in _git_list(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang")]
+    blobs = {path: about.split()[2] for about, _, path in entries if about.startswith("100")}
+    return blobs, [path for *_, path in entries if path not in blobs]
 
 
 def _is_blob(file: Path, blob: str) -> bool:
     """Whether a file has the content that git has by this digest; one whose line ends a checkout writes anew has not."""
-    content = content_of(file)
-    if content is None:
-        return False
-    digest = hashlib.new("sha1" if len(blob) == 40 else "sha256", b"blob %d\0" % len(content) + content)
-    return digest.hexdigest() == blob
+    of = "sha1" if len(blob) == 40 else "sha256"
+    with suppress(OSError):  # it is gone, or a folder
+        return blob == remembered(file, of, lambda content: hashlib.new(of, b"blob %d\0" % len(content) + content).hexdigest())
+    return False
 
 
 def _git_list(root: Path, *words: str, index: Path | None = None) -> list[str]:

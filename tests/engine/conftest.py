@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eagletwin.harness.commands.fuzz import corpus
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.patch import Edit, Patch
@@ -27,6 +28,12 @@ Runner = Callable[..., tuple[Trace, Verdict]]
 def warm_commands() -> Iterator[None]:
     with warm.all_closed():
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_corpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search of a test begins with what an earlier one ran, nor leaves anything for a later one."""
+    monkeypatch.setattr(corpus, "cache_folder", tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import pytest
 
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.engines import provision
 from eagletwin.harness.engines.provision import NotFetched, Section, is_whole, provide
 from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.compat import requests, workers
@@ -336,3 +337,20 @@ def test_a_draft_that_reads_the_targets_rows_is_refused_where_its_class_has_the_
     for modules in (("a_model",), ("no_model_of_this_name",)):
         with pytest.raises(NotDriven, match="a draft that reads the target's rows"):
             workers.refuse_frozen(modules)
+
+
+def test_a_file_whose_digest_is_known_is_read_again_when_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "_SETTLED", float("-inf"))
+    file = tmp_path / "a.py"
+    file.write_text("1")
+    first = provision.digest_of(file)
+    with monkeypatch.context() as reading:
+        reading.setattr(Path, "read_bytes", lambda _: pytest.fail("it was read again"))
+        assert provision.digest_of(file) == first
+    status = file.stat()
+    while file.stat().st_ctime_ns == status.st_ctime_ns:  # until the system's clock has ticked
+        file.write_text("2")
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert provision.digest_of(file) != first

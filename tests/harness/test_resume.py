@@ -96,7 +96,8 @@ class Shrunk:
         status, folder = self.seen.verdict.status, str(shrinking.folder / "minimal")
         until = {"cases": cases, "seconds": 1.0, "shrink_looks": 1, "shrink_seconds": 1.0}
         facts = FindingFacts(signature=shown, status=status, folder=folder, **until)
-        return SimpleNamespace(signature=shown, status=status, facts=facts)
+        outcome = SimpleNamespace(case=self.seen.case, trace=SimpleNamespace(differs=None))
+        return SimpleNamespace(signature=shown, status=status, facts=facts, outcome=outcome)
 
 
 @pytest.fixture(autouse=True)

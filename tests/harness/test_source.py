@@ -134,6 +134,26 @@ def test_a_repository_whose_git_goes_by_size_and_time_alone_is_looked_at(tree: P
     assert resolve(str(tree)).version.startswith(f"{name}+dirty.")
 
 
+def test_where_a_checkout_writes_files_in_another_way_git_says_what_was_changed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / ".gitattributes").write_text("*.py eol=crlf\n")
+    files = [tree / "python" / "sglang" / f"{number}.py" for number in range(3)]
+    for file in files:
+        file.write_bytes(b"one = 1\r\n")
+    name = commit(tree)
+    monkeypatch.setattr(source, "_MANY", 1)
+    monkeypatch.setattr(source, "_of_head", lambda root, path: pytest.fail(path))
+    assert resolve(str(tree)).version == name
+    monkeypatch.undo()
+    monkeypatch.setattr(source, "_MANY", 1)
+    files[1].write_bytes(b"two = 1\r\n")
+    changed = resolve(str(tree)).difference
+    assert changed is not None
+    assert "+two = 1" in changed.patch
+    assert changed.patch.count("--- a/") == 1
+
+
 def put_before_git(folder: Path, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A git that runs these lines before the real one."""
     script = folder / "bin" / "git"

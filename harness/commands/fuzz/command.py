@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from .pool import Workers
     from .search import Fuzz
     from .tally import FindingFacts, Summary
+    from .watching import WatchedSearch
 
 
 @with_json
 @run_options(SEARCH, (OUT, VERBOSE), CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
-def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, verbose: bool, **search_options: Any) -> int:
+def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, watch: bool, verbose: bool, **search_options: Any) -> int:
     """Generate cases until one shows a new bug, then shrink it.
 
     In a changed tree the search goes where the change runs. A divergence that disappears when a known bug's fix is applied
@@ -55,9 +56,15 @@ def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, verbose: bo
 
     search_options |= {name: tuple(search_options[name] or ()) for name in ("only", "left_out")}
     options = SearchOptions(run=spec, **search_options)
+    if watch and (resume or shrink or not Path(spec.sglang or "none").is_dir()):
+        raise nothing_run("--watch searches a source tree again each time that a file of it is saved", "give --sglang TREE")
     if resume is not None:
         return search(*load_resumed_search(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported
+    if watch:
+        from .watching import search_again
+
+        return search_again(Path(spec.sglang), lambda one: search(options, verbose=verbose, watched=one))
     return search(options, verbose=verbose) if shrink is None else make_small(shrink, options)
 
 
@@ -92,8 +99,11 @@ def load_resumed_search(folder: Path, options: "SearchOptions") -> "tuple[Search
     return continued, past
 
 
-def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False) -> int:
-    """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search."""
+def search(
+    options: "SearchOptions", past: "Past | None" = None, *, verbose: bool = False, watched: "WatchedSearch | None" = None
+) -> int:
+    """Search, and print what is found and what was looked at; the exit code. past: of the earlier drivers of this search;
+    watched: prints the verdict alone, as soon as there is one."""
     source = options.source
     if options.explain and source.difference is None and not options.run.patches:
         raise nothing_run(
@@ -105,12 +115,17 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote(source, options.run.mode))
         zygote.start()  # it imports SGLang while this process reads the change and imports torch
+        from .corpus import Corpus
         from .coverage import change_in
 
-        measured = change_in(source, options.run.patches)
+        measured, corpus = change_in(source, options.run.patches), Corpus(source)
+        if past is None:
+            further = watched.recent if watched is not None else ()
+            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
         if measured.text:
             log_progress(measured.text)
-        log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
+        if watched is None:
+            log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder
         from eagletwin.harness.engines.host import Host
@@ -120,7 +135,7 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         from .search import Fuzz
 
         host = Host(zygote)
-        workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options)
+        workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options, watched)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
 
         def refuse() -> None:
@@ -130,13 +145,28 @@ def search(options: "SearchOptions", past: "Past | None" = None, *, verbose: boo
         journal = stack.enter_context(Journal(folder) if past is None else Journal(folder, past.at, past.size))
         found = [] if past is None else past.findings
         looking = Fuzz(
-            Trials(host, options.run), folder, options.plan, log_progress, past=past, journal=journal, measured=measured
+            Trials(host, options.run),
+            folder,
+            options.plan,
+            log_progress,
+            past=past,
+            journal=journal,
+            measured=measured,
+            corpus=corpus,
         )
-        return _search(looking, options, workers, found, verbose=verbose)
+        if watched is not None:
+            watched.follow(looking)
+        return _search(looking, options, workers, found, verbose=verbose, watched=watched)
 
 
 def _search(
-    looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", found: "list[FindingFacts]", *, verbose: bool
+    looking: "Fuzz",
+    options: "SearchOptions",
+    workers: "Workers | None",
+    found: "list[FindingFacts]",
+    *,
+    verbose: bool,
+    watched: "WatchedSearch | None" = None,
 ) -> int:
     from eagletwin.harness.engines.host import WouldNotStart
     from eagletwin.harness.page.render import text_of
@@ -164,11 +194,16 @@ def _search(
         code = EXIT_INTERRUPTED
         raise AlreadyReported(code) from None
     finally:
+        if looking.corpus is not None:
+            looking.corpus.write()
         try:
             summary = write_summary(folder, looking, found, code)
         except OSError as error:
             summary = _keep_elsewhere(folder, looking, found, code, error)
-        show(text_of(document_of(summary, folder), width(), verbose=verbose))
+        if watched is None:
+            show(text_of(document_of(summary, folder), width(), verbose=verbose))
+        elif code not in (None, EXIT_INTERRUPTED):
+            watched.answer(code)
         facts = summary_facts(summary)
         emit_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
     return code
@@ -218,7 +253,7 @@ def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     )
 
 
-def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":
+def _processes(host: "Host", options: "SearchOptions", watched: "WatchedSearch | None" = None) -> "Workers | None":
     """LocalWorkers that run blocks beside this one; None: there is one process."""
     from eagletwin.cases.blocks import BLOCK
 
@@ -227,7 +262,10 @@ def _processes(host: "Host", options: "SearchOptions") -> "Workers | None":
     number = min(options.processes or cores(), -(-options.max_cases // BLOCK))
     if options.run.mode.device == "cuda" and not options.processes:  # a GPU has one user, if nobody says otherwise
         number = 1
-    return LocalWorkers(host, options, number - 1) if number > 1 else None
+    if number == 1:
+        return None
+    # beside the import of what was saved, theirs would take seconds of it
+    return LocalWorkers(host, options, number - 1, lambda: watched is None or watched.code is not None)
 
 
 def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", stack: ExitStack) -> None:

@@ -6,7 +6,7 @@ SGLang as it is, up to the first case that a known bug spoils, so that what a re
 done with a case depends on its block alone, so that the same seed comes to the same on any number of cores.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from random import Random
@@ -27,7 +27,7 @@ from eagletwin.harness.engines.host import WouldNotStart
 
 from .options import Plan
 
-NO_BLOCK = -1  # of a case of the ledger, which no block draws
+NO_BLOCK = -1  # of a case of the ledger, or of an earlier search, which no block draws
 
 
 class Unstarted(Struct, frozen=True, tag=True):
@@ -80,8 +80,31 @@ class BlockRunner:
         self._matcher, self._plan = matcher, plan
 
     def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
-        """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
-        yield from self.run(block_of(self._plan.seed, number, self._plan.asked), earlier)
+        """The cases of a block, as they are run. Those that the search begins with come before block 0, which a change directs
+        to the first place. earlier: what came of the first of them elsewhere; these are not run again."""
+        if number == 0:
+            yield from self._first({seen.case for seen in earlier if seen.block == NO_BLOCK})
+        yield from self.run(
+            block_of(self._plan.seed, number, self._plan.asked), [seen for seen in earlier if seen.block == number]
+        )
+
+    def _first(self, ran: Collection[Case]) -> Iterator[CaseSeen | Unstarted]:
+        """The cases that the search begins with, apart from these. Those of one configuration share an engine."""
+        alike = dict[Case, list[Case]]()
+        for case in self._plan.first:
+            alike.setdefault(case.configuration(), []).append(case)
+        for cases in alike.values():
+            events = tuple(event for case in cases for event in case.events)
+            requests = tuple(request for case in cases for request in case.requests)
+            probe = replace(cases[0], events=events, requests=requests)
+            view = self._matcher.views(probe)[0]
+            for case in cases:
+                if case in ran:
+                    continue
+                try:
+                    yield self._case(NO_BLOCK, case, view, self._matcher.present(probe, view), ())
+                except WouldNotStart as error:
+                    yield Unstarted(case, " ".join(error.cause.split()), error.ours)
 
     def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""
@@ -116,18 +139,18 @@ class BlockRunner:
             yield Unstarted(block.probe, "no generated case has this configuration", ours=True)
         for seen, case in zip_longest(earlier, cases):
             if seen is None:
-                seen = self._case(block, case, view, mended, told)
+                seen = self._case(block.number, case, view, mended, told)
                 yield seen
             if seen.known:
                 mended, told = self._matcher.present(block.probe, view), seen.known
 
-    def _case(self, block: Block, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
+    def _case(self, block: int, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
         trial = self._matcher.trials(mended, view).look(case)
         shown, ran = trial.signature, self._matcher.ran
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
             one = self._matcher.explain(trial, view, mended, told)
-        return replace(_case_seen(block.number, one, view, shown, self._matcher.run), tries=self._matcher.ran - ran)
+        return replace(_case_seen(block, one, view, shown, self._matcher.run), tries=self._matcher.ran - ran)
 
 
 def _case_seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:

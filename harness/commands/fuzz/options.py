@@ -28,6 +28,7 @@ class Plan:
     seconds, max_cases  when to stop generating; shrink_seconds: when to stop shrinking, for each finding
     command             what a person types to search like this again
     asked               what all blocks of cases have
+    first               cases that the search begins with
     """
 
     seed: int
@@ -36,6 +37,7 @@ class Plan:
     shrink_seconds: float
     command: str
     asked: SearchConstraints = field(default_factory=SearchConstraints)
+    first: tuple[Case, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class SearchOptions:
     explain    whether the effect of a right change is shown
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
     base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
+    first      cases that the search begins with: of no option, they ran the change before (corpus.py)
     """
 
     minutes: float = MINUTES
@@ -64,6 +67,7 @@ class SearchOptions:
     run: RunSpec = DEFAULT_RUN
     unknown: tuple[str, ...] = ()
     base: str = ""
+    first: tuple[Case, ...] = ()
     out: Path = Path("eagletwin-runs")
 
     def check(self) -> None:
@@ -132,6 +136,7 @@ class SearchOptions:
             shrink_seconds=60 * self.shrink_minutes,
             command=self.command,
             asked=self.constraints,
+            first=self.first,
         )
 
     @property

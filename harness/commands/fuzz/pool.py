@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from eagletwin.harness.engines.host import Host
 from ..options import log_progress, nothing_run
 from .coverage import UNMEASURED, Measured
 from .journal import Died, Journal, Over, Past
-from .looking import BlockRunner, CaseSeen
+from .looking import NO_BLOCK, BlockRunner, CaseSeen
 from .options import Plan, SearchOptions
 from .steering import Order, count_cases
 from .tally import Tally
@@ -124,12 +124,13 @@ class Process:
 class LocalWorkers:
     """Workers on this machine, beside the process that drives the search."""
 
-    def __init__(self, host: Host, options: SearchOptions, number: int) -> None:
-        self._host, self._terms, self._number = host, encode_line(Terms(options)), number
+    def __init__(self, host: Host, options: SearchOptions, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """wanted: whether they are to be there yet."""
+        self._host, self._terms, self._number, self._wanted = host, encode_line(Terms(options)), number, wanted
         self.ahead = AHEAD * (number + 1)
 
     def number(self) -> int:
-        return self._number
+        return self._number if self._wanted() else 0
 
     def start(self) -> Process:
         command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
@@ -272,9 +273,9 @@ class BlockPool:
                 return True
 
     def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
-        """Results of a block that somebody left: they are not run again."""
+        """Results of a block that somebody left, and of cases of none before it: they are not run again."""
         number = self._order.number(place)
-        return tuple(one for one in self._seen.get(place, ()) if isinstance(one, CaseSeen) and one.block == number)
+        return tuple(one for one in self._seen.get(place, ()) if isinstance(one, CaseSeen) and one.block in (number, NO_BLOCK))
 
     def _note(self, place: int, seen: Seen) -> None:
         """Enter a result. Cases of the ledger, which everybody runs, and engines that would not start may come again."""

@@ -22,6 +22,7 @@ from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import Line, count
 
+from .corpus import Corpus
 from .coverage import UNMEASURED, Measured
 from .effect import Effect
 from .journal import Conclusion, Journal, Past, SetAside
@@ -104,7 +105,8 @@ class Fuzz:
 
     pool    who runs the blocks; None: this process alone
     past    what earlier drivers of this search left; journal: where this one leaves it
-    measured  which cases run what is changed
+    measured  which cases run what is changed; corpus: takes those that do
+    answer  takes the verdict as soon as there is one: of what is found, before it is made small
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
     """
 
@@ -117,12 +119,14 @@ class Fuzz:
     past: Past | None = None
     journal: Journal | None = None
     measured: Measured = UNMEASURED
+    corpus: Corpus | None = None
     tally: Tally = field(default_factory=Tally)
     found: list[Path] = field(default_factory=list)
     known: set[Signature] = field(default_factory=set)
     asides: dict[Signature, AsideFacts] = field(default_factory=dict)
     shrinking: Shrinking | None = None
     effect: EffectFacts | None = None
+    answer: Callable[[str], None] = lambda status: None
     _begun: float = 0.0
     _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
@@ -156,6 +160,8 @@ class Fuzz:
         pool = self.pool = self.pool or BlockPool(self.matcher, self.plan, measured=self.measured)
         for seen in self._results(pool):
             finding = self._take(seen, pool)
+            if not self.found and self.tally.cases >= len(self.plan.first) and self.looked_enough:
+                self.answer("equal")
             if finding is not None:
                 yield finding
 
@@ -209,6 +215,8 @@ class Fuzz:
     def count(self, seen: CaseSeen) -> bool:
         """Count a case; whether it shows something that no known bug explains, and that was not found before."""
         self.tally.add(seen)
+        if self.corpus is not None:
+            self.corpus.add(seen.case, seen.differs)
         if seen.numbers and len(self._effects) < _COMPARED:
             self._effects.append(seen)
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
@@ -223,6 +231,9 @@ class Fuzz:
         seen, cases, seconds = inquiry.seen, self.tally.cases, self.seconds
         assert seen.signature is not None
         asides = list[SetAside]()
+        self.answer(seen.verdict.status)
+        if self.corpus is not None:
+            self.corpus.add(seen.case, seen.differs, found=True)
 
         def aside(case: Case, signature: Signature, undecided: bool) -> None:
             self.set_aside(case, signature, undecided)
@@ -234,6 +245,8 @@ class Fuzz:
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
+        if self.corpus is not None:
+            self.corpus.add(finding.outcome.case, finding.outcome.trace.differs, found=True)
         self._note(Conclusion(seen.case, seen.signature, finding=finding.facts, asides=tuple(asides)))
         return finding
 

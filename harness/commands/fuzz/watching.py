@@ -1,0 +1,144 @@
+"""`eagletwin fuzz --watch`: search a tree again each time that a file of it is saved.
+
+Each search has a folder and a process of SGLang of its own. What SGLang imports of other packages is imported once
+(engines/start.py): the processes are forked from that.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import join_names
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, EagletwinError, exit_code_of, status_of
+from eagletwin.harness.core.terminal import count, show
+
+from ..options import log_progress
+from .search import Fuzz
+
+_EVERY = 0.2  # seconds between two looks at the files, each of which takes 0.03
+_AGAIN = 2.0  # seconds until a search that did not end is interrupted again: Python drops what is raised in a callback
+
+
+class Saved(BaseException):
+    """A file was saved while a search ran."""
+
+
+class Files:
+    """The Python files below a folder, and when each was saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._read()
+
+    def saved(self) -> list[str]:
+        """The names of the files that were saved, made or removed since `forget`."""
+        return sorted({Path(file).name for file, _ in self._seen.items() ^ self._read().items()})
+
+    def forget(self) -> None:
+        """What was saved until now is known."""
+        self._seen = self._read()
+
+    def _read(self) -> dict[str, tuple[int, int]]:
+        found, folders = dict[str, tuple[int, int]](), [str(self._folder)]
+        while folders:
+            with suppress(OSError), os.scandir(folders.pop()) as entries:  # it is gone
+                for entry in entries:
+                    if entry.name.endswith(".py"):
+                        with suppress(OSError):
+                            found[entry.path] = (entry.stat().st_mtime_ns, entry.stat().st_size)
+                    elif entry.is_dir() and not entry.name.startswith((".", "__pycache__")):
+                        folders.append(entry.path)
+        return found
+
+
+@dataclass(slots=True)
+class WatchedSearch:
+    """The search after a save. saved: names of files, none of the first one; recent: cases of the one before that ran its
+    change; code: the exit code of its verdict, None as long as there is none."""
+
+    saved: list[str]
+    recent: tuple[Case, ...]
+    code: int | None = None
+    _looking: Fuzz | None = None
+    _begun: float = field(default_factory=time.monotonic)
+
+    def follow(self, looking: Fuzz) -> None:
+        """Print the verdict of this search."""
+        self._looking = looking
+        looking.answer = lambda status: self.answer(exit_code_of(status))
+
+    def answer(self, code: int) -> None:
+        """Print a line with the verdict, unless it is the one that was printed."""
+        if code == self.code or self._looking is None:
+            return
+        self.code, tally = code, self._looking.tally
+        seconds, differs = time.monotonic() - self._begun, tally.changes.differs
+        functions = [] if differs is None else [name.rpartition(".")[2] for name in differs.functions]
+        ran = f"{tally.reached} of {count(tally.cases, 'case')} ran it" if functions else count(tally.cases, "case")
+        if differs is not None and differs.places:
+            ran += f" ({len(differs.places) - len(differs.unexecuted)} of {count(len(differs.places), 'statement')})"
+        after = f"after {join_names(self.saved)} was saved" if self.saved else "after the start"
+        show(f"{status_of(code).upper()}  {join_names(functions) or 'no change'}: {ran}; {seconds:.1f} s {after}")
+        sys.stdout.flush()
+
+    @property
+    def next_recent(self) -> tuple[Case, ...]:
+        """`recent` of the round after this one."""
+        corpus = self._looking.corpus if self._looking is not None else None
+        return (corpus.recent if corpus is not None else ()) or self.recent
+
+
+def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
+    """Search, and again after each save, until Ctrl-C; the exit code of the last verdict."""
+    files, one, code = Files(tree), WatchedSearch([], ()), EXIT_INTERRUPTED
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                with interrupted_by(files):
+                    search(one)
+            except Saved:
+                pass
+            except AlreadyReported:  # Ctrl-C
+                break
+            except EagletwinError as error:
+                log_progress(f"error: {error}")
+                one.code = error.exit_code
+            code = code if one.code is None else one.code
+            while not (saved := files.saved()):
+                time.sleep(_EVERY)
+            one = WatchedSearch(saved, one.next_recent)
+            files.forget()
+    return code if one.code is None else one.code
+
+
+@contextmanager
+def interrupted_by(files: Files) -> Iterator[None]:
+    """Raise Saved in the block, in this thread, when a file is saved."""
+    over, here = threading.Event(), threading.get_ident()
+
+    def raise_saved(*_: object) -> None:
+        if not over.is_set():
+            raise Saved
+
+    def look() -> None:
+        while not over.wait(_EVERY):
+            if files.saved():
+                signal.pthread_kill(here, signal.SIGUSR1)
+                over.wait(_AGAIN)
+
+    before = signal.signal(signal.SIGUSR1, raise_saved)
+    looks = threading.Thread(target=look, daemon=True)
+    looks.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looks.join()
+        signal.signal(signal.SIGUSR1, before)
