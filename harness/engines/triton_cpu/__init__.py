@@ -8,7 +8,7 @@ first launch.
 """
 
 from .checks import Checks
-from .compiler import dotted_name, precompile, watch
+from .compiler import dotted_name, precompile, stored_names, watch
 from .dtypes import poison, poison_empty
 from .install import clear, fallbacks, faults, install, installation, launches, uninstall, watch_fallbacks
 from .pools import LivePools
@@ -34,6 +34,7 @@ __all__ = [
     "poison",
     "poison_empty",
     "precompile",
+    "stored_names",
     "uninstall",
     "watch",
     "watch_fallbacks",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,7 @@ class Compiled:
     devices: tuple[Device, ...]
     laned: bool  # its own body uses nothing that lacks a form with lanes
     heavy: bool  # its own body computes with blocks
+    stored: frozenset[str]  # names, of parameters and values, that it stores to by
 
     def runs_in_lanes(self) -> bool:
         """Whether groups of programs may run at once: nothing here or in its callees lacks lanes."""
@@ -251,8 +253,9 @@ def _compile(fn: Any) -> Compiled:
     signature = inspect.signature(fn).parameters
     annotations = {name: _normalize_ty(kind) for name, kind in inspect.get_annotations(fn).items()}
     parameters = {name: annotations.get(name) == "constexpr" for name in signature}
-    stored = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
+    assigned = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in assigned)
+    stored = _stored_names(definition, scope)
     Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), METHODS, constexprs).visit(definition)
     nodes = list(ast.walk(ast.fix_missing_locations(tree)))
     noted = _watched.get(dotted_name(fn))
@@ -277,7 +280,38 @@ def _compile(fn: Any) -> Compiled:
         devices=tuple(value for value in namespace.values() if isinstance(value, Device)),
         laned=not any(_no_lanes(attribute) for attribute in attributes),
         heavy=not _HEAVY.isdisjoint(attributes),
+        stored=stored,
     )
+
+
+def _stored_names(definition: ast.FunctionDef, scope: Mapping[str, Any]) -> frozenset[str]:
+    """The names that go into a pointer of a store, by the source: of the kernel's own, and of device functions that it calls."""
+    stored, made_of = set[str](), list[tuple[set[str], set[str]]]()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made_of.append(({name for target in targets for name in _names(target)}, _names(node.value)))
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = scope.get(name) if isinstance(node.func, ast.Name) else None
+            if name == "store" or name.startswith("atomic"):
+                stored |= _names(node.args[0])
+            elif isinstance(called, InterpretedFunction):
+                given = dict(zip(called.arg_names, node.args, strict=False)) | {one.arg or "": one.value for one in node.keywords}
+                with contextlib.suppress(Unsupported):
+                    for parameter in compile_kernel(called.fn).stored & given.keys():
+                        stored |= _names(given[parameter])
+    for _ in made_of:
+        stored |= {name for targets, names in made_of if targets & stored for name in names}
+    return frozenset(stored)
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Names in an expression, but for those that it loads by."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set[str]()
+    return own.union(*map(_names, ast.iter_child_nodes(node)))
 
 
 def _fresh(entry: Compiled) -> bool:
@@ -298,6 +332,14 @@ def compile_kernel(fn: Any) -> Compiled:
     if entry is None or not _fresh(entry):
         entry = _cache[fn] = _compile(fn)
     return entry
+
+
+def stored_names(fn: Any) -> frozenset[str]:
+    """The names in a kernel's source that it stores to by; none of one that cannot be compiled."""
+    try:
+        return compile_kernel(fn).stored
+    except Unsupported:
+        return frozenset()
 
 
 def precompile(targets: Iterable[Any]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Have the scheduler of a CPU engine capture and replay its graphs: tapes stand in for CUDA's, and SGLang's gates are open."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -83,6 +84,14 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
         raise NotDriven(f"CUDA graphs on a CPU: this SGLang asks for the device in another way: {error}") from error
     shims.append("freeze_gc of the graph runners: does nothing")
     shims.append("CUDA graphs: tapes of torch's operations and Triton's launches on CPU tensors; gates of capture are open")
+
+
+@functools.cache
+def prepare_gates(*, frozen: bool) -> None:
+    """Once in the process that engines are forked from: import and compile what each would. What is wrong shows there."""
+    with contextlib.suppress(patches.PatchFailed, ImportError, AttributeError):
+        importlib.import_module("sglang.srt.layers.attention.deepseek_v4_backend")  # each runner asks whether it is this one
+        patches.prepare_rewrites((*GATES, *(FROZEN_GATES if frozen else ())))
 
 
 def _open_gates(mode: Mode, *, frozen: bool) -> None:

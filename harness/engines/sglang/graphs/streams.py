@@ -8,13 +8,9 @@ the reads before it, too. What a graph's own results are read by is left out: SG
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import sys
-import textwrap
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -160,9 +156,10 @@ class StreamWatch(tape.DispatchMode):
         known = {tensor.untyped_storage().data_ptr() for tensor in given}
         for tensor in tape.tensors(result):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
+            place = storage.data_ptr()
+            if place and place not in known:  # an empty one lies nowhere
                 self._alive.append(storage)
-                self._states[storage.data_ptr()] = state = _State((current_stream().number, now))
+                self._states[place] = state = _State((current_stream().number, now))
                 state.pinned = function is torch.ops.aten.clone.default and _is_copied_to_host()
         return result
 
@@ -173,8 +170,9 @@ class StreamWatch(tape.DispatchMode):
         stream.knows[stream.number] = now = stream.knows[stream.number] + 1
         inputs = {tensor.untyped_storage().data_ptr(): tensor for tensor in given}
         changed = {tensor.untyped_storage().data_ptr() for tensor in written}
+        inputs.pop(0, None)  # empty ones lie nowhere
         for place, tensor in inputs.items():
-            state = self._states.setdefault(place, _State())
+            state = self._states.get(place) or self._states.setdefault(place, _State())
             self._check(stream.knows, stream.number, state.written, tensor)
             for other, done in state.reads.items() if place in changed and place in self._shared else ():
                 self._check(stream.knows, stream.number, (other, done), tensor)
@@ -251,32 +249,6 @@ def watch_launches() -> None:
 
 
 def stored_to(kernel: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that a kernel stores to, by the names in its source."""
-    given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    return tape.tensors([given[name] for name in _stored_names(kernel.fn) if name in given])
-
-
-@cache
-def _stored_names(function: Any) -> frozenset[str]:
-    """The parameters of a kernel that go into a pointer of a store of its own; a function that it calls is not looked into."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    stored, made_of = set[str](), list[tuple[set[str], set[str]]]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            made_of.append(({name for target in targets for name in _names(target)}, _names(node.value)))
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name == "store" or name.startswith("atomic"):
-                stored |= _names(node.args[0])
-    for _ in made_of:
-        stored |= {name for targets, names in made_of if targets & stored for name in names}
-    return frozenset(stored)
-
-
-def _names(node: ast.AST) -> set[str]:
-    """Names in an expression, but for those that it loads by."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
-        return set()
-    own = {node.id} if isinstance(node, ast.Name) else set[str]()
-    return own.union(*map(_names, ast.iter_child_nodes(node)))
+    """The tensors that a kernel stores to, by the names in its source; none of one that our runtime cannot compile."""
+    stored = triton_cpu.stored_names(kernel.fn)
+    return tape.tensors([value for name, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()) if name in stored])

@@ -296,12 +296,14 @@ class _Recorder(DispatchMode):
 
 def writes_to(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that an operation writes in place."""
-    schema = function._schema.arguments
-    marked = [one.alias_info is not None and one.alias_info.is_write for one in schema]
-    if not any(marked):
-        return []
-    values = [args[n] if n < len(args) else kwargs.get(one.name) for n, one in enumerate(schema)]
-    return tensors([value for value, written in zip(values, marked, strict=True) if written])
+    written = _written_arguments(function)
+    return tensors([args[n] if n < len(args) else kwargs.get(name) for n, name in written]) if written else []
+
+
+@functools.cache
+def _written_arguments(function: Any) -> tuple[tuple[int, str], ...]:
+    schema = enumerate(function._schema.arguments)
+    return tuple((n, one.name) for n, one in schema if one.alias_info is not None and one.alias_info.is_write)
 
 
 def _make(function: Any, args: Any, kwargs: Any, made: tuple[Tensor, ...]) -> None:
@@ -332,8 +334,16 @@ def _refuse(function: Any, name: str, args: Any) -> None:
 def tensors(tree: Any) -> list[Tensor]:
     """All tensors of nested lists, tuples and dicts."""
     found: list[Tensor] = []
-    _map(found.append, tree)
+    _collect(tree, found)
     return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, list | tuple | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            _collect(part, found)
 
 
 def _frozen(tree: Any) -> Any:

@@ -132,6 +132,7 @@ def _before_a_fork(message: object) -> None:
     says itself what it imported."""
     from .. import kernels
     from ..boot import server_arguments
+    from ..graphs.install import prepare_gates
     from .supervise import reap
 
     reap()
@@ -145,6 +146,8 @@ def _before_a_fork(message: object) -> None:
         if recipe.target.states:
             with left_to_the_engine():
                 kernels.precompile_for_states()
+        if message.mode.graphs and message.mode.device == "cpu":
+            prepare_gates(frozen=recipe.frozen)
     gc.freeze()
 
 
