@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.blame import CaptureError
-from eagletwin.harness.engines.sglang.graphs import gates, tape
+from eagletwin.harness.engines.sglang.graphs import gates, streams, tape
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
@@ -396,6 +397,20 @@ def test_a_missing_wait_is_found_without_a_clock(host: Host, patch: Patch, graph
     first, second = {"process": "the host"}.get(waits, f"the {waits} stream"), {"lengths": "forward"}.get(for_whom, for_whom)
     assert f"{first} uses " in trial.header.ending.detail
     assert f"does not wait for the {second} stream" in trial.header.ending.detail
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_empty_tensors_share_no_memory(rows: int) -> None:
+    writes, reads = streams.LogicalStream(), streams.LogicalStream()
+    given = torch.zeros(rows)
+    with pytest.raises(streams.Race) if rows else nullcontext(), streams.StreamWatch({}):
+        with streams.StreamContext(writes):
+            made = given * 2
+            given.add_(1)
+        with streams.StreamContext(reads):
+            torch.empty(0).add_(1)
+            torch.cat([made, given])
+    streams.races.clear()
 
 
 @pytest.mark.parametrize("patch", [None, *HIDDEN])

@@ -350,3 +350,15 @@ def hashes(seeds, small, out, N: tl.constexpr):
     h = (h >> 1) ^ (h << k.to(tl.int32))
     one = tl.load(seeds).to(tl.uint64)
     tl.store(out + at, h + (7 ^ one))
+
+
+@triton.jit
+def store_double(there, value):
+    tl.store(there, value * 2)
+
+
+@triton.jit
+def store_by_another(read, written, counted, SIZE: tl.constexpr):
+    place = written + SIZE
+    store_double(place, tl.load(read))
+    tl.atomic_add(counted, 1)

@@ -372,3 +372,8 @@ def test_attention_is_as_exact_as_its_roundings() -> None:
         mine = slots[int(ends[row]) : int(ends[row + 1])]
         expected = attend(q[row], keys[mine], values[mine])
         assert (ones[row] - expected).abs().max() < 4 * 2**-8 * expected.abs().max()
+
+
+def test_what_a_kernel_stores_to_is_known_by_its_source_and_that_of_functions_that_it_calls() -> None:
+    assert triton_cpu.stored_names(K.store_by_another.fn) == {"written", "place", "counted"}
+    assert triton_cpu.stored_names(K.copy_masked.fn) == {"dst", "offs"}

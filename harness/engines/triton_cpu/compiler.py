@@ -285,7 +285,7 @@ def _compile(fn: Any) -> Compiled:
 
 
 def _stored_names(definition: ast.FunctionDef, scope: Mapping[str, Any]) -> frozenset[str]:
-    """The names that go into a pointer of a store, by the source: of the kernel's own, and of device functions that it calls."""
+    """The names that go into a pointer of a store, of the kernel itself or of a device function that it calls."""
     stored, made_of = set[str](), list[tuple[set[str], set[str]]]()
     for node in ast.walk(definition):
         if isinstance(node, ast.Assign | ast.AugAssign):
@@ -297,7 +297,8 @@ def _stored_names(definition: ast.FunctionDef, scope: Mapping[str, Any]) -> froz
             if name == "store" or name.startswith("atomic"):
                 stored |= _names(node.args[0])
             elif isinstance(called, InterpretedFunction):
-                given = dict(zip(called.arg_names, node.args, strict=False)) | {one.arg or "": one.value for one in node.keywords}
+                given = dict(zip(called.arg_names, node.args, strict=False))
+                given |= {one.arg or "": one.value for one in node.keywords}
                 with contextlib.suppress(Unsupported):
                     for parameter in compile_kernel(called.fn).stored & given.keys():
                         stored |= _names(given[parameter])

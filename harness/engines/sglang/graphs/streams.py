@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from eagletwin.harness.engines import triton_cpu
 
@@ -134,22 +133,22 @@ class StreamWatch(tape.DispatchMode):
         self._shared = shared
         self._states: dict[int, _State] = {}
         self._alive: list[Any] = []  # memory that is not given to another tensor meanwhile
-        self._host = _HostReads(self)
+        self._host = tape.noting_waits(self.host_reads, _counts)
 
     def __enter__(self) -> StreamWatch:
         tape.watcher = self
-        self._host.__enter__()  # type: ignore[no-untyped-call]
+        self._host.__enter__()
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._host.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._host.__exit__(*error)
         tape.watcher = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = hand_on(function, *args, **kwargs)
-        if blame.in_own_code or tape.capturing():
+        if not _counts():
             return result
         given = tape.tensors((args, kwargs))
         now = self.note(given, tape.writes_to(function, args, kwargs))
@@ -181,7 +180,7 @@ class StreamWatch(tape.DispatchMode):
                 state.written, state.reads = (stream.number, now), {}
         return now
 
-    def host_reads(self, tensor: Tensor) -> None:
+    def host_reads(self, tensor: Tensor, _how: str) -> None:
         """As `.tolist()` does: of the device's memory it waits for the current stream, of its own for nothing."""
         state = self._states.get(tensor.untyped_storage().data_ptr())
         if state is None or not state.pinned:
@@ -201,15 +200,8 @@ class StreamWatch(tape.DispatchMode):
         raise race
 
 
-class _HostReads(TorchFunctionMode):
-    def __init__(self, watch: StreamWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not blame.in_own_code and not tape.capturing() and tape.waits(function, args, sys._getframe(1)):
-            self._watch.host_reads(args[0])
-        return hand_on(function, *args, **(kwargs or {}))
+def _counts() -> bool:
+    return not blame.in_own_code and not tape.capturing()
 
 
 def _is_copied_to_host() -> bool:
@@ -251,4 +243,5 @@ def watch_launches() -> None:
 def stored_to(kernel: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that a kernel stores to, by the names in its source; none of one that our runtime cannot compile."""
     stored = triton_cpu.stored_names(kernel.fn)
-    return tape.tensors([value for name, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()) if name in stored])
+    given = (*zip(kernel.arg_names, args, strict=False), *kwargs.items())
+    return tape.tensors([value for name, value in given if name in stored])

@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 import triton
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..blame import CaptureError, hand_on, own_code
@@ -71,9 +70,9 @@ class Tape:
     def capture_begin(self, *_: Any, **__: Any) -> None:
         if Tape.now is not None:
             raise CaptureError("the capture of another graph", "one stream captures one graph at a time")
-        self._modes = _Refusals(), _Recorder(self)
+        self._modes = noting_waits(_refuse_wait, _is_recording), _Recorder(self)
         for mode in self._modes:
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            mode.__enter__()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # address -> the memory, and a copy from before it was written
         self._own: set[int] = set()  # addresses of memory that this capture made
         Tape.now = self
@@ -81,7 +80,7 @@ class Tape:
     def capture_end(self) -> None:
         Tape.now = None
         for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            mode.__exit__(None, None, None)
         with torch.inference_mode(), recording_off():
             for memory, before in self._before.values():
                 memory.copy_(before)
@@ -159,6 +158,9 @@ def _by_address(of: Sequence[Tensor]) -> list[Tensor]:
     return [*{tensor.untyped_storage().data_ptr(): tensor for tensor in of}.values()]
 
 
+_off = False  # whether what runs is not recorded
+
+
 def capturing() -> bool:
     return Tape.now is not None
 
@@ -166,8 +168,13 @@ def capturing() -> bool:
 @contextlib.contextmanager
 def recording_off() -> Iterator[None]:
     """What runs in it is neither recorded nor refused."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
+    global _off
+    before, _off = _off, True
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _off = before
 
 
 def poison(made: tuple[Tensor, ...]) -> None:
@@ -231,19 +238,38 @@ def widened(tree: Any) -> Any:
     return _map(widen, tree)
 
 
-class _Refusals(TorchFunctionMode):
-    """What waits for the device without an operation that says so."""
+@contextlib.contextmanager
+def noting_waits(note: Callable[[Tensor, str], None], counts: Callable[[], bool]) -> Iterator[None]:
+    """While it lasts: where it `counts`, `note` is called with each tensor of the device that the host is about to read, and
+    how. Methods are replaced: a TorchFunctionMode would see each call of torch."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if waits(function, args, sys._getframe(1)):
-            raise CaptureError(f"Tensor.{function.__name__}")
-        return hand_on(function, *args, **(kwargs or {}))
+    def noted(name: str, method: Any) -> Any:
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if counts() and not _is_host(self, sys._getframe(1)):
+                note(self, name)
+            return hand_on(method, self, *args, **kwargs)
+
+        return call
+
+    own = {name: vars(Tensor).get(name) for name in _WAITS}
+    for name in _WAITS:
+        setattr(Tensor, name, noted(name, getattr(Tensor, name)))
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(Tensor, name)
+            else:
+                setattr(Tensor, name, method)
 
 
-def waits(function: Any, args: Any, frame: Any) -> bool:
-    """Whether a function of torch that this frame calls waits for the device, without an operation that says so."""
-    waiting = getattr(function, "__name__", "") in _WAITS and args and isinstance(args[0], Tensor)
-    return bool(waiting) and not _is_host(args[0], frame)
+def _refuse_wait(_tensor: Tensor, how: str) -> None:
+    raise CaptureError(f"Tensor.{how}")
+
+
+def _is_recording() -> bool:
+    return not _off
 
 
 def _is_host(tensor: Tensor, frame: Any) -> bool:
