@@ -12,6 +12,7 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import run_command
+from eagletwin.harness.commands.fuzz import command
 from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.commands.fuzz.watching import Files, WatchedSearch, search_again
 from eagletwin.harness.core.differs import Changes, Differs
@@ -131,3 +132,11 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_is_of_a_tree_and_of_a_search_that_begins(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_guarded(lambda: run_command(["fuzz", "--watch", *words])) == EXIT_USAGE
     assert "give --sglang TREE" in capsys.readouterr().err
+
+
+def test_a_search_on_a_gpu_says_why_no_case_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    looking: Any = SimpleNamespace(tally=SimpleNamespace(cases=2), seconds=31.0)
+    with command._say_that_kernels_compile(looking, every=0.01):
+        while "compiled" not in (said := capsys.readouterr().err):
+            time.sleep(0.01)
+    assert "2 cases in 31 s: kernels are compiled when they are first used" in said
