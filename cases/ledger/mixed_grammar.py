@@ -6,7 +6,7 @@ requests that run a token as well, and their masks are those of the step before.
 """
 
 from ..entry import Entry, Grammar, Needs, OnCuda, Request, SGLangSettings, small_case, small_patch
-from .grammar_stride import BY_DISTANCE
+from .grammar import BY_DISTANCE
 
 _BARRIER = 'fwd_kwargs["grammar_barrier"] = ('
 _READ_BEFORE = small_patch(

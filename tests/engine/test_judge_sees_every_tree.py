@@ -1,15 +1,18 @@
 """Change one number of a real, correct trace of draft trees, or plant that of another request: the judge must name it."""
 
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.records import KEY_POISON, VALUE_POISON, Key
 from eagletwin.harness.core.trace import INNER, Trace
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import compare, provenance, replay
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.provenance import NOBODYS, Provenance, find_provenance, rejudge_with_context
@@ -487,3 +490,18 @@ def test_a_closer_look_that_fails_is_named_where_the_owner_would_stand(
     said = "unknown: the judge failed when it looked at the trace again: IndexError: row 12"
     assert said in " ".join(argue(wrong.header, verdict, trace=wrong).split())
     assert ("whose the actual one is", said) in run_page(wrong, verdict, argument="").fields
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", ["8409", "26997-kv"])
+def test_the_argument_with_its_tree_is_the_documented_one(host: Host, tmp_path: Path, name: str) -> None:
+    entry, text = LEDGER[name], (DOCS / "explanation/trees.md").read_text()
+    trace = host.engine(entry.case, entry.red.patches).run(entry.case, tmp_path)
+    said = argue(trace.header, judge(trace, view=entry.red.view), trace=trace).split("\n")
+    begin, end = said.index(f"  {entry.rule}"), next(n for n, line in enumerate(said) if line.startswith("  node: token"))
+    floats = ("  expected", "  actual")  # their last digit is the machine's
+    for line in said[begin : end + 1]:
+        assert line.startswith(floats) or f"\n{line}\n" in text, line
+    assert f"`{entry.command(entry.red)}`" in text

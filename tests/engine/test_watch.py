@@ -1,16 +1,56 @@
-"""`fuzz --watch` on a tree: the search after a save begins with the cases that ran the change before it."""
+"""What a search of a tree shows: the effect of a change, and a fault that was saved."""
 
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.commands.fuzz import corpus
 from eagletwin.harness.commands.fuzz.command import search
+from eagletwin.harness.commands.fuzz.effect import Effect
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.shrinking import size
 from eagletwin.harness.commands.fuzz.watching import WatchedSearch, search_again
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import read_case
 
 from .planted_trees import WORKER, change, plant
+
+ENTRY = LEDGER["penalties"]
+
+
+def effect(host: Host, entry: str) -> Effect:
+    """Of the candidate fix of ENTRY as somebody's own patch, in the case of an entry, with time for a few smaller ones."""
+    assert ENTRY.remedy is not None
+    matcher = KnownBugMatcher(host, RunSpec(patches=(replace(ENTRY.remedy, name="fix"),)))
+    assert matcher.base is not None
+    seen = CaseSeen(block=0, case=LEDGER[entry].case, verdict=Verdict(status="equal"))
+    return Effect(seen, matcher, matcher.base, until=time.monotonic() + 5)
+
+
+def test_the_smallest_case_names_the_first_value_that_a_fix_alters_and_is_red_on_the_base(host: Host, tmp_path: Path) -> None:
+    of = effect(host, ENTRY.id)
+    (tmp_path / "base").mkdir()  # of a search that is resumed
+    found = of.explain(tmp_path)
+    assert found is not None
+    assert ENTRY.rule in found.on_base
+    assert found.base != found.tree
+    case = read_case(Path(found.case))
+    assert size(case) <= size(ENTRY.case)
+    base, tree = (trials.look_alone(case).verdict for trials in of._sides.values())
+    assert (base.status, base.rule, tree.status) == ("diverged", ENTRY.rule, "equal")
+    assert {file.name for file in tmp_path.iterdir()} == {"base", "tree", "case.json"}
+
+
+def test_a_case_in_which_the_base_records_the_same_shows_no_effect(host: Host, tmp_path: Path) -> None:
+    assert effect(host, "25015").explain(tmp_path / "effect") is None
+    assert not (tmp_path / "effect").exists()
 
 
 def test_a_fault_that_is_saved_is_seen_in_the_first_case(

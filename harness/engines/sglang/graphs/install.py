@@ -61,6 +61,12 @@ FROZEN_GATES = (
         replacement="False",
     ),
 )
+# The second warm-up computes what the first did, and takes a third of a capture.
+_ONE_WARM_UP = Edit(
+    target="sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.capture_one",
+    match="for warmup_step in range(2):",
+    replacement="for warmup_step in range(1):",
+)
 _TO_HOST = Edit(
     target="sglang.srt.utils.common.async_d2h",
     match='"cpu":\n        return tensor',
@@ -91,7 +97,7 @@ def prepare_gates(*, frozen: bool) -> None:
     """Once in the process that engines are forked from: import and compile what each would. What is wrong shows there."""
     with contextlib.suppress(patches.PatchFailed, ImportError, AttributeError):
         importlib.import_module("sglang.srt.layers.attention.deepseek_v4_backend")  # each runner asks whether it is this one
-        patches.prepare_rewrites((*GATES, *(FROZEN_GATES if frozen else ())))
+        patches.prepare_rewrites((*GATES, *(FROZEN_GATES if frozen else ()), _ONE_WARM_UP))
 
 
 def _open_gates(mode: Mode, *, frozen: bool) -> None:
@@ -108,6 +114,8 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         broken._check_cuda_bindings = lambda: None
     for edit in (*GATES, *(FROZEN_GATES if frozen else ())):
         patches.rewrite(edit)
+    with contextlib.suppress(patches.PatchFailed):  # an older release runs it twice
+        patches.rewrite(_ONE_WARM_UP)
 
 
 def copy_between_host_and_device(shims: list[str]) -> None:

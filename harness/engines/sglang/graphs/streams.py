@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -126,11 +128,12 @@ class _State:
 
 
 class StreamWatch(tape.DispatchMode):
-    """The accesses of one case. shared: the names of buffers that batches share, by address."""
+    """The accesses of one case. shared: the names of buffers that batches share, by address; runners: of models, each of which
+    runs as one operation."""
 
-    def __init__(self, shared: dict[int, str]) -> None:
+    def __init__(self, shared: dict[int, str], runners: Sequence[Any] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._shared = shared
+        self._shared, self._runners, self._wrapped = shared, runners, contextlib.ExitStack()
         self._states: dict[int, _State] = {}
         self._alive: list[Any] = []  # memory that is not given to another tensor meanwhile
         self._host = tape.noting_waits(self.host_reads, _counts)
@@ -138,10 +141,16 @@ class StreamWatch(tape.DispatchMode):
     def __enter__(self) -> StreamWatch:
         tape.watcher = self
         self._host.__enter__()
+        for runner in self._runners:
+            pool = tape.tensors(vars(runner.token_to_kv_pool))
+            self._wrapped.enter_context(
+                patch.object(runner.model, "forward", partial(self._run_model, runner.model.forward, pool))
+            )
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._wrapped.close()
         self._host.__exit__(*error)
         tape.watcher = None
 
@@ -152,14 +161,31 @@ class StreamWatch(tape.DispatchMode):
             return result
         given = tape.tensors((args, kwargs))
         now = self.note(given, tape.writes_to(function, args, kwargs))
-        known = {tensor.untyped_storage().data_ptr() for tensor in given}
-        for tensor in tape.tensors(result):
+        for state in self._made(given, tape.tensors(result), now):
+            state.pinned = function is torch.ops.aten.clone.default and _is_copied_to_host()
+        return result
+
+    def _made(self, given: Sequence[Tensor], made: Sequence[Tensor], now: int) -> list[_State]:
+        """The states of memory that this operation made."""
+        known, states = {tensor.untyped_storage().data_ptr() for tensor in given}, []
+        for tensor in made:
             storage = tensor.untyped_storage()
             place = storage.data_ptr()
             if place and place not in known:  # an empty one lies nowhere
                 self._alive.append(storage)
-                self._states[place] = state = _State((current_stream().number, now))
-                state.pinned = function is torch.ops.aten.clone.default and _is_copied_to_host()
+                self._states[place] = _State((current_stream().number, now))
+                states.append(self._states[place])
+        return states
+
+    def _run_model(self, call: Any, pool: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """A forward of a model: what it is given is read, and its pool is written. Its own values stay on its stream; launches
+        of kernels are seen one by one."""
+        parts = [part for one in (*args, *kwargs.values()) for part in (one, getattr(one, "spec_info", None))]
+        given = tape.tensors([part if isinstance(part, Tensor) else getattr(part, "__dict__", None) for part in parts])
+        now = self.note([*given, *pool], pool)
+        with torch.utils._python_dispatch._disable_current_modes():
+            result = hand_on(call, *args, **kwargs)
+        self._made(given, tape.tensors(getattr(result, "__dict__", result)), now)
         return result
 
     def note(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> int:
@@ -216,13 +242,15 @@ def watch(scheduler: Any) -> contextlib.AbstractContextManager[Any]:
     """While a case runs: with overlap, the accesses of its streams."""
     if not isinstance(getattr(scheduler, "forward_stream", None), LogicalStream) or not scheduler.enable_overlap:
         return contextlib.nullcontext()
+    from ..taps.speculation import draft_runners
+
     for word in ("schedule", "forward", "copy"):
         if isinstance(stream := getattr(scheduler, f"{word}_stream", None), LogicalStream):  # older releases lack one
             LogicalStream.names[stream.number] = word
     named = {f"the relay's {name}": value for name, value in vars(scheduler.future_map).items()}
     named["req_to_token"] = scheduler.req_to_token_pool.req_to_token
     shared = {one.untyped_storage().data_ptr(): name for name, one in named.items() if isinstance(one, Tensor)}
-    return StreamWatch(shared)
+    return StreamWatch(shared, (scheduler.tp_worker.model_runner, *draft_runners(scheduler)))
 
 
 def watch_launches() -> None:

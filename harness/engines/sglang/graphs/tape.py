@@ -300,17 +300,15 @@ class _Recorder(DispatchMode):
         _refuse(function, name, args)
         writes = writes_to(function, args, kwargs)
         if writes:
-            with recording_off():
-                self._tape.keep((args, kwargs))
+            self._tape.keep((args, kwargs))
         result = hand_on(function, *args, **kwargs)
         given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
         outputs = tensors(result)
         fresh = [tensor.untyped_storage().data_ptr() not in given for tensor in outputs]
         if not writes and not any(fresh):
             return result  # a view
-        with recording_off():
-            frozen, named = _frozen((args, kwargs))
-            made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
+        frozen, named = _frozen((args, kwargs))
+        made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
         run = functools.partial(_make, function, frozen, named, made)
         if writes:
             run = functools.partial(hand_on, function, *frozen, **named)
