@@ -1,6 +1,7 @@
 """Live: what ends a request with a grammar, and where its mask is laid.
 
-grammar-end: A text that ends with the token of a prefill does not end its request, which gets a token more that nothing constrains.
+grammar-end: A text that ends with the token of a prefill does not end its request, which gets a token more that nothing
+constrains.
 
 The end of a request is looked for before its grammar reads the token. A round's tokens are read first. An end-of-sequence token
 ends the request all the same, but for `ignore_eos`. A prefill after a retraction is one, too.
