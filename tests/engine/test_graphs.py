@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
@@ -386,6 +387,13 @@ def test_what_a_capture_cannot_do_ends_each_case_with_its_line(host: Host) -> No
     assert (trial.verdict.rule, ending.where) == ("engine.crash", "capture of CUDA graphs")
     assert "Tensor.__int__ (it waits for the device)" in ending.detail
     assert "draft_forward" in str(ending.origin)
+
+
+def test_a_kernel_of_a_warm_up_that_reads_past_its_tensor_ends_each_case(host: Host) -> None:
+    entry = LEDGER["adaptive-widths"]
+    ending = Trials(host, RunSpec()).look_alone(entry.case).header.ending
+    assert (ending.kind, ending.where) == ("crashed", "capture of CUDA graphs")
+    assert "OutOfBounds: kernel '_copy_unified_indices_kernel'" in ending.detail
 
 
 @pytest.mark.parametrize("patch", [*WAITS[:2], *long(*WAITS[2:])], ids=lambda patch: patch.name)

@@ -176,7 +176,7 @@ def _launches_on_tapes() -> Iterator[None]:
             named.apply_defaults()
             grid = grid(named.arguments)
         if not tape.capturing():
-            return run(self, *tape.widened(args), grid=grid, warmup=False, **tape.widened(kwargs))
+            return hand_on(run, self, *tape.widened(args), grid=grid, warmup=False, **tape.widened(kwargs))
         return tape.launch(run, self, grid, args, kwargs, stored_to(self, args, kwargs))
 
     with patch.object(InterpretedFunction, "run", run_or_record):

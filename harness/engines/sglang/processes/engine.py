@@ -147,10 +147,12 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
 
 def _capture_failure(error: BaseException) -> BaseException | None:
     """The error in a capture of a CUDA graph, which SGLang wraps in advice; None: it was raised elsewhere."""
-    while error.__context__ is not None:
-        error = error.__context__
-    frames = traceback.extract_tb(error.__traceback__)
-    return error if any("cuda_graph" in Path(frame.filename).name for frame in frames) else None
+    found, following = None, error
+    while following is not None:
+        if any("cuda_graph" in Path(frame.filename).name for frame in traceback.extract_tb(following.__traceback__)):
+            found = following
+        following = following.__context__
+    return found
 
 
 def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> Runner:
