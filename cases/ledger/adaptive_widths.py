@@ -1,4 +1,4 @@
-"""Live: adaptive steps capture a narrow graph of draft extend with the lengths of a wide one, and a kernel reads past its slots.
+"""Live: adaptive steps capture a narrow graph of draft extend with the lengths of a wide one, and a kernel reads past its end.
 
 The runners of all numbers of steps share their buffers by name and shape. `extend_seq_lens` has the shape of the batch, and
 its values are the width that a runner was made for. `select_index` was excluded for that reason; the lengths were not. Before a
