@@ -147,7 +147,8 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
 
 def _capture_failure(error: BaseException) -> BaseException | None:
     """The error in a capture of a CUDA graph, which SGLang wraps in advice; None: it was raised elsewhere."""
-    found, following = None, error
+    found: BaseException | None = None
+    following: BaseException | None = error
     while following is not None:
         if any("cuda_graph" in Path(frame.filename).name for frame in traceback.extract_tb(following.__traceback__)):
             found = following
