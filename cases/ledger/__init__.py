@@ -24,8 +24,8 @@ overlap_context_end small_tree chain_hidden multi_layer_plan multi_layer_pp_prox
 host_abort host_layers session tree_window certain_node logit_processor min_p penalties input_logprob_id hidden grammar
 guidance impossible_sampler mixed_grammar mixed_memory mixed_state retracted boundary_kv greedy_drafts
 retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
-hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive_rejection adaptive_scan adaptive_bonus
-adaptive_hidden pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
+hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive
+pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
 """.split()  # noqa: SIM905
 
 

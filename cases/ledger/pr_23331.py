@@ -7,7 +7,7 @@ their output is wrong. Mamba-2's kernel still does (entry `adaptive-scan`).
 """
 
 from ..entry import Entry, small_patch
-from . import adaptive_scan
+from . import adaptive
 
 ENTRY = Entry(
     id="23331",
@@ -23,5 +23,5 @@ ENTRY = Entry(
         "cache_stride_steps = intermediate_states_buffer.stride(0) // (HV * K * V)",
         "cache_stride_steps = cache_steps",
     ),
-    case=adaptive_scan.of_model("qwen3-next-nextn"),
+    case=adaptive.of_model("qwen3-next-nextn"),
 )
