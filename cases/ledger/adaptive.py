@@ -27,7 +27,8 @@ out lies where the draft's work. Those of another number of steps are captured i
 may lie then where the graph of draft extend works, which is replayed before they are copied to the host.
 docs/findings/adaptive-hidden.
 
-adaptive-widths: adaptive steps capture a narrow graph of draft extend with the lengths of a wide one, and a kernel reads past its end.
+adaptive-widths: adaptive steps capture a narrow graph of draft extend with the lengths of a wide one, and a kernel reads past
+its end.
 
 The runners of all numbers of steps share their buffers by name and shape. `extend_seq_lens` has the shape of the batch, and
 its values are the width that a runner was made for. `select_index` was excluded for that reason; the lengths were not. Before a
@@ -85,7 +86,8 @@ ENTRIES = (
         title="Let a round without drafts sample where the draft samples too",
         rule="engine.crash",
         buggy="0.5.14 -",
-        trigger="--speculative-adaptive with 0 among its steps, --speculative-use-rejection-sampling, and a request that samples",
+        trigger="--speculative-adaptive with 0 among its steps, --speculative-use-rejection-sampling, and a request that "
+        "samples",
         remedy=small_patch(
             "no-rows-of-no-drafts",
             "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
@@ -112,8 +114,8 @@ ENTRIES = (
             "sglang.srt.layers.attention.mamba.mamba.MambaMixer2.forward",
             "cache_steps=draft_token_num,",
             """# The buffer has room for the longest round; with adaptive
-    # steps this one may be shorter.
-    cache_steps=layer_cache.intermediate_ssm.shape[1],""",
+# steps this one may be shorter.
+cache_steps=layer_cache.intermediate_ssm.shape[1],""",
         ),
         case=of_model("nemotron-h-nextn"),
     ),
@@ -201,13 +203,13 @@ ENTRIES = (
             "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.__init__",
             '(exclude={"select_index"})',
             """(
-        exclude={
-            "select_index",
-            "extend_seq_lens",
-            "num_correct_drafts",
-            "num_accept_tokens",
-        }
-    )""",
+    exclude={
+        "select_index",
+        "extend_seq_lens",
+        "num_correct_drafts",
+        "num_accept_tokens",
+    }
+)""",
         ),
         case=small_case(
             Request(id="a", prompt=(7,), max_new_tokens=2),
