@@ -427,8 +427,7 @@ def test_what_is_ordered_is_no_race(host: Host, patch: Patch | None) -> None:
     assert trial.verdict.rule == ""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("release", ["0.5.17", "0.5.20"])
+@pytest.mark.parametrize("release", ["0.5.17", *long("0.5.20")])
 def test_older_releases_run_as_users_run_them(release: str) -> None:
     with Host(source=resolve(release)) as older:
         trial = Trials(older, RunSpec()).look_alone(in_production(batch_of(3, "llama-tiny")))

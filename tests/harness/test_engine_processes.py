@@ -17,6 +17,7 @@ import pytest
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.errors import unwritable
 from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.engines.sglang import own_loader, patches
 from eagletwin.harness.engines.sglang.blame import NotDriven
@@ -471,3 +472,18 @@ def test_an_edited_function_notes_the_blocks_of_its_file(tmp_path: Path) -> None
     assert own_loader._ran[str(file)] == {2}
     assert module.pick(1) == 2
     assert own_loader._ran.pop(str(file)) == {2, 4}
+
+
+def test_edits_that_are_prepared_edit_nothing_though_a_later_one_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prepared_module.py").write_text("def pick():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pick = importlib.import_module("prepared_module").pick
+    fits = Edit(target="prepared_module.pick", match="return 1", replacement="return 2")
+    with pytest.raises(patches.PatchFailed):
+        patches.prepare_rewrites((fits, msgspec.structs.replace(fits, match="no such text")))
+    assert pick() == 1
+    patches.rewrite(fits)
+    assert pick() == 2
+    sys.modules.pop("prepared_module")

@@ -180,14 +180,17 @@ _prepared: dict[tuple[Edit, Any], Any] = {}  # (edit, code before it) -> code af
 
 
 def prepare_rewrites(edits: Iterable[Edit]) -> None:
-    """Compile these edits now, for the forks of this process that `rewrite` them: nothing is edited here."""
+    """Compile these edits now, for the forks of this process that `rewrite` them: nothing is edited here. Raises as `rewrite`
+    does for the first that does not fit; those before it are prepared."""
     undo = []
-    for edit in edits:
-        function, code = rewrite(edit)
-        _prepared[edit, code] = function.__code__
-        undo.append((function, code))
-    for function, code in reversed(undo):
-        function.__code__ = code
+    try:
+        for edit in edits:
+            function, code = rewrite(edit)
+            _prepared[edit, code] = function.__code__
+            undo.append((function, code))
+    finally:
+        for function, code in reversed(undo):
+            function.__code__ = code
 
 
 def rewrite(edit: Edit, *, listed: bool = False) -> tuple[Any, Any]:

@@ -94,10 +94,14 @@ def prepare(mode: Mode, *, frozen: bool, shims: list[str]) -> None:
 
 @functools.cache
 def prepare_gates(*, frozen: bool) -> None:
-    """Once in the process that engines are forked from: import and compile what each would. What is wrong shows there."""
+    """Once in the process that engines are forked from: import and compile what each would. What does not fit shows there."""
     with contextlib.suppress(patches.PatchFailed, ImportError, AttributeError):
         importlib.import_module("sglang.srt.layers.attention.deepseek_v4_backend")  # each runner asks whether it is this one
-        patches.prepare_rewrites((*GATES, *(FROZEN_GATES if frozen else ()), _ONE_WARM_UP))
+        patches.prepare_rewrites((*_gates(frozen=frozen), _ONE_WARM_UP))
+
+
+def _gates(*, frozen: bool) -> tuple[Edit, ...]:
+    return GATES + FROZEN_GATES if frozen else GATES
 
 
 def _open_gates(mode: Mode, *, frozen: bool) -> None:
@@ -112,7 +116,7 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         broken._is_stream_capturing = lambda _stream: tape.capturing()
         broken.get_device_module = lambda: torch.cpu
         broken._check_cuda_bindings = lambda: None
-    for edit in (*GATES, *(FROZEN_GATES if frozen else ())):
+    for edit in _gates(frozen=frozen):
         patches.rewrite(edit)
     with contextlib.suppress(patches.PatchFailed):  # an older release runs it twice
         patches.rewrite(_ONE_WARM_UP)
