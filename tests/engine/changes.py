@@ -11,6 +11,12 @@ from eagletwin.harness.core.trace import Trace
 
 Change = Callable[[Tensor], Tensor]
 
+# What the names of rules begin with that a chain of a single layer never reaches, if nothing befalls it
+IDLE_IN_CHAINS = (
+    *("engine.", "kernel.", "race.", "ranks.", "schedule."),
+    *("tree.parents", "tree.tokens", "commit.", "window.", "draft.runner"),
+)
+
 
 def bump(tensor: Tensor) -> Tensor:
     """The last number is one higher."""

@@ -14,7 +14,22 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.rules import catalogue
 
 from ..rows import spread
-from .changes import Change, bump, changed, first, flip, last_of, lengthen, nan, nudge, of_keys, of_values, shorten, without
+from .changes import (
+    IDLE_IN_CHAINS,
+    Change,
+    bump,
+    changed,
+    first,
+    flip,
+    last_of,
+    lengthen,
+    nan,
+    nudge,
+    of_keys,
+    of_values,
+    shorten,
+    without,
+)
 
 # Change one number of a real, correct trace: the judge must find it, and name the rule. A rule that cannot fail is useless.
 
@@ -103,18 +118,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     assert verdict.status == "equal", verdict
     # nothing befalls the busy case: test_scheduler.py has cases for that rule
     # the others: it drafts chains, with a single layer, no layer keeps a state, and all its requests are greedy
-    idle = (
-        "engine.",
-        "kernel.",
-        "race.",
-        "ranks.",
-        "schedule.",
-        "tree.parents",
-        "tree.tokens",
-        "commit.",
-        "window.",
-        "draft.runner",
-    )
+    idle = IDLE_IN_CHAINS
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "state.", "target.state", "target.conv")
     idle += ("output.logprobs", "output.hidden", "output.plain", "output.grammar", "grammar.")  # nobody asks
     idle += ("steps.", "session.")

@@ -12,7 +12,7 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.rules import catalogue
 
 from ..rows import long, spread
-from .changes import Change, bump, changed, last_of, nudge, of_keys, of_values, shorten
+from .changes import IDLE_IN_CHAINS, Change, bump, changed, last_of, nudge, of_keys, of_values, shorten
 from .conftest import Runner
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
@@ -64,18 +64,7 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
     verdict = judge(mended)
     assert verdict.status == "equal", verdict
     assert verdict.ties == 0
-    idle = (
-        "engine.",
-        "kernel.",
-        "race.",
-        "ranks.",
-        "schedule.",
-        "tree.parents",
-        "tree.tokens",
-        "commit.",
-        "window.",
-        "draft.runner",
-    )
+    idle = IDLE_IN_CHAINS
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "draft.hidden_in", "target.hidden")
     idle += (
         "target.state",

@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import run_command
-from eagletwin.harness.commands.fuzz import command
 from eagletwin.harness.commands.fuzz.corpus import Corpus
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen, Unstarted
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.tally import LEAST, Tally
-from eagletwin.harness.commands.fuzz.watching import Files, WatchedSearch, search_again
+from eagletwin.harness.commands.fuzz.watching import Files, WatchedSearch, saying_that_kernels_compile, search_again
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import EXIT_USAGE, AlreadyReported, InputError, run_guarded
@@ -148,7 +147,7 @@ def test_it_is_of_a_tree_and_of_a_search_that_begins(words: tuple[str, ...], cap
 
 def test_a_search_on_a_gpu_says_why_no_case_ends(capsys: pytest.CaptureFixture[str]) -> None:
     looking: Any = SimpleNamespace(tally=SimpleNamespace(cases=2), seconds=31.0)
-    with command._say_that_kernels_compile(looking, every=0.01):
+    with saying_that_kernels_compile(looking, every=0.01):
         while "compiled" not in (said := capsys.readouterr().err):
             time.sleep(0.01)
     assert "2 cases in 31 s: kernels are compiled when they are first used" in said

@@ -1,9 +1,7 @@
 """`eagletwin fuzz`: generate cases until one shows something new, and shrink it."""
 
 import gc
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +11,7 @@ from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError, exit_code_of
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.terminal import count, progress, show, width
+from eagletwin.harness.core.terminal import progress, show, width
 
 from ..options import (
     CHANGES,
@@ -174,6 +172,7 @@ def _search(
     from eagletwin.harness.page.render import text_of
 
     from .report import document_of, exit_code, finding_text, summary_facts, write_summary
+    from .watching import saying_that_kernels_compile
 
     host, folder = looking.trials.host, looking.folder
     code: int | None = None
@@ -183,7 +182,7 @@ def _search(
             stack.enter_context(host)
             _share(looking, options, workers, stack)
             if options.run.mode.device == "cuda":
-                stack.enter_context(_say_that_kernels_compile(looking))
+                stack.enter_context(saying_that_kernels_compile(looking))
             more = islice(looking.search(), options.findings - len(found)) if options.findings else looking.search()
             for finding in more:
                 found.append(finding.facts)
@@ -270,28 +269,6 @@ def _processes(host: "Host", options: "SearchOptions", watched: "WatchedSearch |
         return None
     # beside the import of what was saved, theirs would take seconds of it
     return LocalWorkers(host, options, number - 1, lambda: watched is None or watched.code is not None)
-
-
-@contextmanager
-def _say_that_kernels_compile(looking: "Fuzz", every: float = 10.0) -> Iterator[None]:
-    """Why no case ends for minutes: SGLang's kernels are compiled where they are first used. every: seconds without a case"""
-    over, before = threading.Event(), -1
-
-    def look() -> None:
-        nonlocal before
-        while not over.wait(every):
-            if (cases := looking.tally.cases) == before:
-                so_far = f"{count(cases, 'case')} in {looking.seconds:.0f} s"
-                log_progress(f"{so_far}: kernels are compiled when they are first used")
-            before = cases
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _share(looking: "Fuzz", options: "SearchOptions", workers: "Workers | None", stack: ExitStack) -> None:

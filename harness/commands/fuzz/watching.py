@@ -1,4 +1,4 @@
-"""`eagletwin fuzz --watch`: search a tree again each time that a file of it is saved.
+"""What a thread looks at beside a search: saved files, after which `eagletwin fuzz --watch` begins again, and compilers.
 
 Each search has a folder and a process of SGLang of its own. What SGLang imports of other packages is imported once
 (engines/start.py): the processes are forked from that.
@@ -128,17 +128,46 @@ def interrupted_by(files: Files) -> Iterator[None]:
             raise Saved
 
     def look() -> None:
-        while not over.wait(_EVERY):
-            if files.saved():
-                signal.pthread_kill(here, signal.SIGUSR1)
-                over.wait(_AGAIN)
+        if files.saved():
+            signal.pthread_kill(here, signal.SIGUSR1)
+            over.wait(_AGAIN)
 
     before = signal.signal(signal.SIGUSR1, raise_saved)
-    looks = threading.Thread(target=look, daemon=True)
-    looks.start()
+    try:
+        with _looking_every(_EVERY, look, over):
+            yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def saying_that_kernels_compile(looking: Fuzz, every: float = 10.0) -> Iterator[None]:
+    """Why no case ends for minutes: SGLang's kernels are compiled where they are first used. every: seconds without a case"""
+    before = -1
+
+    def look() -> None:
+        nonlocal before
+        if (cases := looking.tally.cases) == before:
+            so_far = f"{count(cases, 'case')} in {looking.seconds:.0f} s"
+            log_progress(f"{so_far}: kernels are compiled when they are first used")
+        before = cases
+
+    with _looking_every(every, look, threading.Event()):
+        yield
+
+
+@contextmanager
+def _looking_every(seconds: float, look: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """A thread calls `look` again and again while the block runs; `over` is set at its end."""
+
+    def look_again() -> None:
+        while not over.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=look_again, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        looks.join()
-        signal.signal(signal.SIGUSR1, before)
+        thread.join()
