@@ -17,6 +17,7 @@ from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.coverage import TOPICS, feature_filter
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, exit_code, finding_text, write_summary
@@ -35,11 +36,14 @@ from eagletwin.harness.page.render import text_of
 from ..harness.doors import ctrl_c_works
 from ..rows import long
 from . import forked
-from .plain import GREEDY
 
 # The search: what it finds, how small it gets, and what becomes of findings that do not hold still.
 
 
+# A search that draws nothing that has to be asked for, where few known bugs show
+_ALWAYS = ("chains", "trees", "eagle", "eagle3", "plain-draft", "layers", "latent", "experts", "windows", "states", "sampling")
+PLAIN = feature_filter([], [topic.key for topic in TOPICS if topic.key not in _ALWAYS])
+GREEDY = SearchConstraints(held={"model": "llama-tiny"}, sampling="", wanted=PLAIN)
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 ARGMAX = "topk_index = torch.argmax("
 

@@ -25,6 +25,7 @@ from eagletwin.harness.judge.judge import judge
 
 from ..lab.gpu.faults import HIDDEN, LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, WAITS, batch_of
 from ..rows import long, spread
+from .eager_replays import BESIDE_PYTHON, DIFFERS
 
 PRODUCTION: dict[str, Any] = {"graphs": (1, 2, 4), "overlap": True, "cuda_branches": True}
 
@@ -361,10 +362,10 @@ def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(host: Host, model: 
     assert found_rules(host, patch, model, topk)
 
 
-MODELS = ("llama-tiny", *long("llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn"))
+NAMES = ("llama-tiny", "llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [NAMES[0], *long(*NAMES[1:])])
 def test_numbers_are_those_of_a_run_without_graphs(host: Host, tmp_path: Path, model: str) -> None:
     case = batch_of(3, model)
     case = with_settings(replace(case, num_steps=min(case.num_steps, 2)), cuda_branches=True)
@@ -378,6 +379,18 @@ def test_numbers_are_those_of_a_run_without_graphs(host: Host, tmp_path: Path, m
     assert with_graphs.header.records == without.header.records
     names = [(number, name) for number, record in enumerate(without.header.records) for name in record.tensors]
     assert all(torch.equal(with_graphs.tensor(*one), without.tensor(*one)) for one in names)
+
+
+@pytest.mark.parametrize(("model", "topk"), [("llama-tiny", 1), ("llama-tiny", 3), *long(*((name, 1) for name in NAMES[1:]))])
+def test_a_replay_leaves_what_its_python_leaves_bit_by_bit(host: Host, model: str, topk: int) -> None:
+    trials = Trials(host, RunSpec(patches=(BESIDE_PYTHON,)))
+    assert trials.look_alone(in_production(batch_of(3, model, topk))).header.ending.kind == "finished"
+
+
+def test_a_replay_that_leaves_out_what_python_did_is_found(host: Host) -> None:
+    short = planted("short-tape", f"{tape.__name__}.Tape.replay", "in self.nodes:", "in self.nodes[:-1]:")
+    trial = Trials(host, RunSpec(patches=(BESIDE_PYTHON, short))).look_alone(in_production(batch_of(3, "llama-tiny")))
+    assert DIFFERS in trial.header.ending.detail
 
 
 def test_what_a_capture_cannot_do_ends_each_case_with_its_line(host: Host) -> None:

@@ -25,7 +25,7 @@ from eagletwin.harness.judge.judge import judge
 
 from ..rows import long, spread
 from .conftest import Runner
-from .plain import PLAIN
+from .test_fuzz import PLAIN
 
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 MODELS = ("llama-mtp", "llama-mtp-chain")
