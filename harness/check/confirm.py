@@ -102,10 +102,10 @@ def check(
 def _effect(host: Host, case: Case, run: RunSpec, trace: Trace) -> str:
     """What the change does to the numbers of an equal case; "" where the SGLang without it is not at hand."""
     base = base_of(host, run)
-    numbers = base.numbers(case, (), run.view) if base is not None else ""
-    if not numbers:
+    trial = base.look(case, (), run.view) if base is not None else None
+    if trial is None or not trial.numbers:
         return ""
-    if numbers == trace.header.numbers:
+    if trial.numbers == trace.header.numbers:
         return "No recorded number differs from a run without the change: in this case it is without effect."
     return "Recorded numbers differ from a run without the change, and all are right."
 

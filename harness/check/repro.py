@@ -79,11 +79,11 @@ def write_script(
         script=SCRIPT,
         sglang=sglang,
         where=_where(run, source),
-        case=_literal(without_defaults(case)),
+        case=literal(without_defaults(case)),
         kernels=run.kernels,
         without=sorted(run.without),
         view=run.view,
-        patches=_literal([without_defaults(patch) for patch in run.patches]),
+        patches=literal([without_defaults(patch) for patch in run.patches]),
         more=_more(run),
     )
     keep(source.difference, folder)
@@ -118,7 +118,7 @@ def _where(run: RunSpec, source: Source) -> str:
 def _more(run: RunSpec) -> str:
     """What the case showed, and what keeps known bugs out of its way; nothing where there is neither."""
     found = f",\n        finding={run.finding!r}" if run.finding else ""
-    workarounds = _literal([without_defaults(patch) for patch in run.workarounds])
+    workarounds = literal([without_defaults(patch) for patch in run.workarounds])
     return found + (f",\n        workarounds={workarounds}" if run.workarounds else "")
 
 
@@ -127,7 +127,8 @@ def _docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Plain data as Python writes it."""
     return pprint.pformat(value, width=118, compact=True, sort_dicts=False)
 
 

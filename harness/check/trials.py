@@ -177,7 +177,7 @@ class Base:
     """`run` on the SGLang without the change: a release, as `host` has it. called: what messages call it."""
 
     def __init__(self, host: Host, run: RunSpec) -> None:
-        self._host, self.run = host, run
+        self.host, self.run = host, run
         self.called = f"SGLang {host.source.called}"
         self.refused = ""  # why it could not be asked, the last time
 
@@ -191,17 +191,17 @@ class Base:
         self.refused = ""
         return trial.clean
 
-    def numbers(self, case: Case, remedies: Collection[Patch], view: View) -> str:
-        """A digest of all that a case records there (Trial.numbers). "" where it cannot be asked."""
+    def look(self, case: Case, remedies: Collection[Patch], view: View) -> Trial | None:
+        """A case there, alone; None where it cannot be asked."""
         try:
-            return self.trials(remedies, view).look_alone(case).numbers
+            return self.trials(remedies, view).look_alone(case)
         except EagletwinError:
-            return ""
+            return None
 
     def trials(self, remedies: Collection[Patch], view: View) -> Trials:
         """Runs cases there, with these remedies."""
         patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
-        return Trials(self._host, replace(self.run, patches=patches, view=view))
+        return Trials(self.host, replace(self.run, patches=patches, view=view))
 
 
 def base_of(host: Host, run: RunSpec) -> Base | None:

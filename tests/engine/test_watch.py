@@ -1,13 +1,17 @@
 """What a search of a tree shows: the effect of a change, and a fault that was saved."""
 
+import io
 import time
+import unittest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import KnownBugMatcher
+from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz import corpus
 from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.effect import Effect
@@ -45,7 +49,21 @@ def test_the_smallest_case_names_the_first_value_that_a_fix_alters_and_is_red_on
     assert size(case) <= size(ENTRY.case)
     base, tree = (trials.look_alone(case).verdict for trials in of._sides.values())
     assert (base.status, base.rule, tree.status) == ("diverged", ENTRY.rule, "equal")
-    assert {file.name for file in tmp_path.iterdir()} == {"base", "tree", "case.json"}
+    assert {file.name for file in tmp_path.iterdir()} == {"base", "tree", "case.json", *found.paste}
+    assert found.paste == ("entry.py", "test_effect.py")
+    entry = _run(tmp_path / "entry.py", "eagletwin.cases.ledger")["ENTRY"]
+    assert [edit for edit in entry.remedy.edits if edit in ENTRY.remedy.edits] == [*ENTRY.remedy.edits]
+    red, green = (Trials(host, entry.run(side)).look_alone(entry.case).verdict for side in (entry.red, entry.green))
+    assert (red.status, red.rule, green.status) == ("diverged", entry.rule, "equal")
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(_run(tmp_path / "test_effect.py", "")["TestEffect"])
+    (failed,) = unittest.TextTestRunner(stream=io.StringIO()).run(suite).failures
+    assert ENTRY.rule in failed[1]
+
+
+def _run(file: Path, package: str) -> dict[str, Any]:
+    names = {"__package__": package, "__name__": file.stem}
+    exec(compile(file.read_text(), file, "exec"), names)
+    return names
 
 
 def test_a_case_in_which_the_base_records_the_same_shows_no_effect(host: Host, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.harness.commands.fuzz.paste import edits_between
 from eagletwin.harness.core.differs import (
     Changes,
     Differs,
@@ -564,3 +565,34 @@ def test_ranks_run_a_change_together_and_a_tree_with_a_patch_is_one_change() -> 
     assert one is not None
     assert (one.idle, one.unexecuted) == (("n.h",), ("m.py:3", "n.py:1 (p)"))
     assert together([]) is None
+
+
+OLD = """def pick(self, x):
+    for i in x:
+        if i:
+            self.add(1)
+        self.add(1)
+    return x"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        self.add(1)\n    return", "        self.add(2)\n    return"),  # a line that stands there twice
+        ("        if i:\n            self.add(1)\n", "        if i > 1:\n            self.add(1)\n            self.add(3)\n"),
+        ("        self.add(1)\n    return x", "    return x"),
+        ("    return x", "        self.last = i\n    del x\n    return None"),
+        ("def pick(self, x):", "def pick(self, x, y=0):\n    x = x or y"),
+    ],
+)
+def test_edits_make_one_source_of_a_function_the_other(old: str, new: str) -> None:
+    changed = OLD.replace(old, new)
+    edits = edits_between("a.pick", OLD.split("\n"), changed.split("\n"))
+    assert edits
+    text = OLD
+    for edit in edits:
+        assert text.count(edit.match) == 1
+        before = text[: text.index(edit.match)].rpartition("\n")[2]
+        margin = before[: len(before) - len(before.lstrip())]
+        text = text.replace(edit.match, edit.replacement.replace("\n", "\n" + margin))
+    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(changed))

@@ -289,7 +289,7 @@ def _effect(effect: EffectFacts) -> list[str]:
         f"The smallest case that shows what the change does ({count(effect.runs, 'run')}{partial}): {effect.sizes}.",
         f"It alters {effect.place}: {effect.base} on the base, {effect.tree} with the change.",
         f"The base's verdict: {effect.on_base}.",
-        f"The case is {effect.case}; beside it are both traces.",
+        f"The case is {effect.case}; beside it are {join_names([*effect.paste, 'both traces'])}.",
     ]
 
 

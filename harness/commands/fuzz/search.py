@@ -252,20 +252,22 @@ class Fuzz:
 
     def compare_with_base(self, *, explain: bool = False) -> None:
         """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: shrink
-        the first one in which they do."""
-        altered: CaseSeen | None = None
+        the first one that is wrong without it, or, if none is, in which they do."""
+        altered, wrong = list[CaseSeen](), list[CaseSeen]()
         until = time.monotonic() + self.plan.seconds * _COMPARING
         for seen in self._effects:
             base = self.matcher.base
             if base is None or time.monotonic() > until:
                 break
-            if numbers := base.numbers(seen.case, remedies_of(entries_of(seen.mended)), seen.view):
+            trial = base.look(seen.case, remedies_of(entries_of(seen.mended)), seen.view)
+            if trial is not None and trial.numbers:
                 self.tally.changes.compared += 1
-                self.tally.changes.altered += numbers != seen.numbers
-                altered = altered or (seen if numbers != seen.numbers else None)
-        if explain and altered is not None and self.matcher.base is not None:
+                self.tally.changes.altered += trial.numbers != seen.numbers
+                altered += [seen] * (trial.numbers != seen.numbers)
+                wrong += [seen] * (trial.verdict.status == "diverged")
+        if explain and (shown := (wrong or altered)[:1]) and self.matcher.base is not None:
             until = time.monotonic() + self.plan.shrink_seconds
-            self.effect = Effect(altered, self.matcher, self.matcher.base, until).explain(self.folder / "effect")
+            self.effect = Effect(shown[0], self.matcher, self.matcher.base, until).explain(self.folder / "effect")
 
     @property
     def looked_enough(self) -> bool:

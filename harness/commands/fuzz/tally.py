@@ -198,6 +198,7 @@ class EffectFacts(Struct, kw_only=True):
     place    of the first value that differs; base, tree: the two values
     on_base  the base's verdict on it, or the first wrong value there
     runs     smaller cases that were tried; partial: time was up
+    paste    files beside it that hold the case as a test
     """
 
     case: str
@@ -208,6 +209,7 @@ class EffectFacts(Struct, kw_only=True):
     on_base: str
     runs: int
     partial: bool = False
+    paste: tuple[str, ...] = ()
 
 
 class Summary(Struct, kw_only=True):
