@@ -17,7 +17,7 @@ import msgspec
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of, run_guarded
-from eagletwin.harness.core.files import installed_version
+from eagletwin.harness.core.files import installed_version, keep_bytecode
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Limits, RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
@@ -138,6 +138,7 @@ def reproduce(case: dict[str, Any], *, sglang: str, tree: str = "", **how: Any) 
     sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
     how: the rest of the run: fields of a RunSpec as plain data, with step_timeout and case_timeout in place of its limits.
     """
+    keep_bytecode()
     sys.exit(run_guarded(lambda: _reproduce(case, sglang, tree, _run_of(dict(how)))))
 
 

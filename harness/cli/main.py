@@ -26,6 +26,7 @@ from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
 from eagletwin.harness.commands.result import print_error
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError, run_guarded
+from eagletwin.harness.core.files import keep_bytecode
 from eagletwin.harness.core.terminal import bound_columns
 
 app = typer.Typer(
@@ -93,6 +94,7 @@ def main() -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     bound_columns()
+    keep_bytecode()
     code = run_guarded(run_command)
     # The interpreter collects once more as it ends: 0.2 s of looking at torch, which holds nothing of ours. Triton's bindings
     # complain where it does not.

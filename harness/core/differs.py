@@ -16,6 +16,7 @@ from .terminal import count
 from .verdict import Verdict
 
 SHOWN = 5  # names of a list that a sentence holds
+NEAR = "near "
 _MOST_OF_A_GATE = 60  # columns
 
 
@@ -32,6 +33,7 @@ class Differs(Struct, frozen=True, kw_only=True):
     modules     modules that changed outside of functions, or lost some (`removed`); imported: those that were imported
     files       changed files that nothing here runs: no Python, and no documentation
     unlisted    changed Python files whose original is not at hand: each of their functions is among `functions`
+    near        what held around changed statements: a branch was taken or not, two compared numbers were equal or near
     """
 
     base: str
@@ -46,6 +48,7 @@ class Differs(Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
 
     @property
     def reached(self) -> bool:
@@ -263,6 +266,7 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     """A changed function: its dotted name, the line of its def, and whether it is a Triton kernel, whose source is compiled.
 
     points  what changed in it; places: what reports call each of these
+    sought  conditions around what changed, which a search wants to meet
     code    a digest of its code, without docstrings and places
     """
 
@@ -272,11 +276,17 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     points: tuple[Point, ...] = ()
     places: tuple[str, ...] = ()
     code: str = ""
+    sought: tuple[Point, ...] = ()
 
     @property
     def calls(self) -> tuple[tuple[Point, str], ...]:
         """Each point with its place."""
         return tuple(zip(self.points, self.places, strict=True))
+
+    @property
+    def sought_calls(self) -> tuple[tuple[Point, str], ...]:
+        """The same of what is sought: the names begin with NEAR."""
+        return tuple((point, f"{NEAR}{self.name}:{number}") for number, point in enumerate(self.sought))
 
     def of_file(self, file: str) -> "ChangedFunction":
         """The function with its places; several statements that begin on one line are told apart by their columns."""
@@ -303,7 +313,8 @@ def with_executed(differs: Differs, ran: Iterable[str]) -> Differs:
     places = set(ran)
     executed = tuple(place for place in differs.places if place in places)
     ran_functions = (name for name in differs.functions if not places.isdisjoint(differs.statements.get(name, ())))
-    return replace(differs, executed=executed, ran=tuple(ran_functions))
+    near = tuple(sorted(place for place in places if place.startswith(NEAR)))
+    return replace(differs, executed=executed, ran=tuple(ran_functions), near=near)
 
 
 class Watch(Struct, frozen=True):
@@ -322,6 +333,7 @@ def merge_differs(each: Sequence[Differs]) -> Differs:
         ran=tuple(name for name in first.functions if name in ran),
         executed=tuple(place for place in first.places if place in executed),
         imported=tuple(name for name in first.modules if name in imported),
+        near=tuple(sorted({place for one in each for place in one.near})),
     )
 
 
@@ -338,6 +350,7 @@ def together(each: Sequence[Differs]) -> Differs | None:
         statements={name: places for one in each for name, places in one.statements.items()},
         executed=tuple(dict.fromkeys(place for one in each for place in one.executed)),
         gates={place: gate for one in each for place, gate in one.gates.items()},
+        near=tuple(dict.fromkeys(place for one in each for place in one.near)),
     )
 
 

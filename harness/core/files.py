@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,16 @@ def cache_folder(part: str) -> Path:
             remedy="set EAGLETWIN_CACHE to a folder that you may write",
         ) from error
     return folder
+
+
+def keep_bytecode() -> None:
+    """Where Python is not to write bytecode, as in images of containers: keep it in the cache, for this process and those that
+    it starts. Each of them would compile torch anew, in five seconds."""
+    if sys.dont_write_bytecode:
+        with suppress(HarnessError):  # what needs the cache says so
+            sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache_folder("bytecode"))
+            sys.dont_write_bytecode = False
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @contextmanager

@@ -92,6 +92,35 @@ def _entry(function: Function) -> Point:
     return Point(function.lineno, function.col_offset, "entry")
 
 
+# Where an `if` or a comparison stands in a changed statement: what a search wants to meet there, nearer and nearer.
+_NUMERIC = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_APART = ((0, 0), (1, 1), (2, 4), (5, 16))
+
+
+def sought_points(function: Function, points: Iterable[Point]) -> tuple[Point, ...]:
+    """Of the statements at these points: each `if` taken and not taken, and the two sides of each comparison of numbers so far
+    apart. Only what can be evaluated once more."""
+    statements, found = _statements(function), list[Point]()
+    for line, column in dict.fromkeys(
+        (point.line, point.column) for point in points if point.where in ("before", "expression")
+    ):
+        if (line, column) not in statements:
+            continue
+        _, statement = statements[line, column]
+        tests = list[str]()
+        if isinstance(statement, ast.If | ast.While) and _is_pure(test := ast.unparse(statement.test)):
+            tests += [test, f"not ({test})"]
+        values = [value for _, field in _own_fields(statement) for value in (field if isinstance(field, list) else [field])]
+        for one in (node for value in values if isinstance(value, ast.AST) for node in ast.walk(value)):
+            if isinstance(one, ast.Compare) and len(one.ops) == 1 and isinstance(one.ops[0], _NUMERIC):
+                left, right = ast.unparse(one.left), ast.unparse(one.comparators[0])
+                if _is_pure(left) and _is_pure(right):
+                    numbers = f"isinstance({left}, int) and isinstance({right}, int)"
+                    tests += [f"{numbers} and {least} <= abs(({left}) - ({right})) <= {most}" for least, most in _APART]
+        found += [Point(line, column, test=test) for test in dict.fromkeys(tests)]
+    return tuple(found)
+
+
 class _Comparison:
     """Compares a function with what it was."""
 
@@ -459,18 +488,22 @@ def compare_sources(old: str | bytes | None, new: str | bytes, module: str) -> C
             f"{module}.{one.name}",
             one.line,
             one.kernel,
+            points,
+            code=hashlib.sha256(one.code.encode()).hexdigest()[:_DIGITS],
+            sought=() if one.kernel else sought_points(one.node, points),
+        )
+        for one, number in zip(now.functions, counted, strict=True)
+        for own in [_as_read(read, one.owner, now.bases)]
+        if number not in known or not one.reads.isdisjoint(own) or (one.owner and one.owner in bound)
+        for points in [
             _points(
                 one,
                 earlier.get((number[0], number[2])),
                 old is None,
                 {name: test for name, test in own.items() if name in one.reads},
                 bound,
-            ),
-            code=hashlib.sha256(one.code.encode()).hexdigest()[:_DIGITS],
-        )
-        for one, number in zip(now.functions, counted, strict=True)
-        for own in [_as_read(read, one.owner, now.bases)]
-        if number not in known or not one.reads.isdisjoint(own) or (one.owner and one.owner in bound)
+            )
+        ]
     )
     return Changed(places, tuple(f"{module}.{name}" for name in removed), bool(bound))
 

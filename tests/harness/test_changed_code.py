@@ -567,7 +567,7 @@ def test_ranks_run_a_change_together_and_a_tree_with_a_patch_is_one_change() -> 
     assert together([]) is None
 
 
-OLD = """def pick(self, x):
+PICK = """def pick(self, x):
     for i in x:
         if i:
             self.add(1)
@@ -586,13 +586,39 @@ OLD = """def pick(self, x):
     ],
 )
 def test_edits_make_one_source_of_a_function_the_other(old: str, new: str) -> None:
-    changed = OLD.replace(old, new)
-    edits = edits_between("a.pick", OLD.split("\n"), changed.split("\n"))
+    changed = PICK.replace(old, new)
+    edits = edits_between("a.pick", PICK.split("\n"), changed.split("\n"))
     assert edits
-    text = OLD
+    text = PICK
     for edit in edits:
         assert text.count(edit.match) == 1
         before = text[: text.index(edit.match)].rpartition("\n")[2]
         margin = before[: len(before) - len(before.lstrip())]
         text = text.replace(edit.match, edit.replacement.replace("\n", "\n" + margin))
     assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(changed))
+
+
+def test_near_a_changed_comparison_its_branches_and_how_far_apart_its_sides_are_is_noted() -> None:
+    old = "def f(a, b):\n    while a < b:\n        a += 1\n    if a.size > len(b):\n        return 1\n    return 2\n"
+    (found,) = compare_sources(old, new := old.replace("a.size >", "a.size >="), "m").places
+    tree, met = ast.parse(new), list[str]()
+    add_calls(tree, found.sought_calls, "note")
+    names: dict[str, Any] = {"note": met.append}
+    exec(compile(tree, "m.py", "exec"), names)
+    tests = {name: point.test for point, name in found.sought_calls}
+    distances = "isinstance(a.size, int) and isinstance(len(b), int) and {} <= abs((a.size) - (len(b))) <= {}"
+    for size, taken, apart in ((3, True, (0, 0)), (2, False, (1, 1)), (9, True, (5, 16))):
+        met.clear()
+        names["f"](Sized(size), [1, 2, 3])
+        assert [tests[name] for name in met] == [
+            "a.size >= len(b)" if taken else "not (a.size >= len(b))",
+            distances.format(*apart),
+        ]
+
+
+class Sized:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __lt__(self, _: object) -> bool:
+        return False

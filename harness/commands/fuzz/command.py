@@ -115,17 +115,19 @@ def search(
     with ExitStack() as stack:
         zygote = stack.enter_context(Zygote(source, options.run.mode))
         zygote.start()  # it imports SGLang while this process reads the change and imports torch
-        from .corpus import Corpus
         from .coverage import change_in
 
-        measured, corpus = change_in(source, options.run.patches), Corpus(source)
-        if past is None:
-            further = watched.recent if watched is not None else ()
-            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
+        measured = change_in(source, options.run.patches)
         if measured.text:
             log_progress(measured.text)
         if watched is None:
             log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
+        from .corpus import Corpus
+
+        corpus = Corpus(source)
+        if past is None:
+            further = watched.recent if watched is not None else ()
+            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder
         from eagletwin.harness.engines.host import Host

@@ -183,6 +183,7 @@ class BlockPool:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "BlockPool":
+        self._begin_here()  # before a worker does, which takes seconds to get up
         self._grow()
         return self
 
@@ -257,11 +258,9 @@ class BlockPool:
         """Run one case here, of a block that nobody else runs, also before its turn: some blocks take ten times as long as
         others. False: there is none that may be run yet."""
         while True:
-            if self._here is None:
-                place = self._take(here=True)
-                if place < 0:
-                    return False
-                self._here = place, self._looking.block(self._order.number(place), self._earlier(place))
+            if self._here is None and not self._begin_here():
+                return False
+            assert self._here is not None
             place, rest = self._here
             seen = next(rest, None)
             if seen is not None:
@@ -271,6 +270,13 @@ class BlockPool:
             self._end(place)
             if place == self._turn:
                 return True
+
+    def _begin_here(self) -> bool:
+        """Take the block that is run here next; False: there is none that may be run yet."""
+        place = self._take(here=True)
+        if place >= 0:
+            self._here = place, self._looking.block(self._order.number(place), self._earlier(place))
+        return place >= 0
 
     def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
         """Results of a block that somebody left, and of cases of none before it: they are not run again."""

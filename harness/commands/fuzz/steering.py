@@ -167,5 +167,6 @@ def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted])
 
 
 def executed_places(differs: Differs | None) -> tuple[str, ...]:
-    """The changed statements that a case ran; of a trace that does not tell them apart, the functions."""
-    return () if differs is None else differs.executed or differs.ran
+    """The changed statements that a case ran, and what it met near them; of a trace that does not tell them apart, the
+    functions."""
+    return () if differs is None else (*(differs.executed or differs.ran), *differs.near)
