@@ -47,7 +47,7 @@ _FILES = (
 class Fault(Struct, frozen=True):
     """What came of one fault.
 
-    code     the exit code of `fuzz`; found: what it found first, by rule or exception; "": nothing
+    code     the exit code of `fuzz`; found: what it found first, after which it was interrupted; "": nothing
     seconds  from the shell to the finding, or to the end; cases: until then; reached: how many of them ran the fault
     """
 
@@ -78,7 +78,8 @@ def faults(
         done.append(fault)
     seconds = sorted(fault.seconds for fault in done if fault.found)
     ran, of = sum(fault.reached for fault in done), sum(fault.cases for fault in done)
-    print(f"{len(seconds)} of {len(done)} found; {ran} of {of} cases ran them")
+    idle = sum(not fault.reached and not fault.found for fault in done)
+    print(f"{len(seconds)} of {len(done)} found; {idle} ran in no case; {ran} of {of} cases ran the rest")
     if seconds:
         print(f"median {seconds[len(seconds) // 2]:.1f} s, 90 % within {seconds[len(seconds) * 9 // 10]:.1f} s")
     return EXIT_EQUAL
@@ -132,23 +133,21 @@ def search(mutant: Mutant, minutes: float) -> Fault:
     with tempfile.TemporaryDirectory(prefix="eagletwin-fault-") as scratch:
         root = Path(scratch, "tree")
         plant_fault(plant(root) / mutant.file, mutant)
-        options = ["--minutes", str(minutes), "--shrink-minutes", "0", "--out", scratch, "--json"]
+        options = ["--minutes", str(minutes), "--shrink-minutes", "0", "--out", scratch]
         begun = time.monotonic()
         command = [str(Path(sys.executable).with_name("eagletwin")), "fuzz", "--sglang", str(root), *options]
         environment = {**os.environ, "EAGLETWIN_CACHE": str(_cache_without_corpus(Path(scratch, "cache")))}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - begun
-        facts = json.loads(next(Path(scratch).rglob("summary.json")).read_text())
-        first = next(iter(facts["findings"]), None)
-        signature = first["signature"] if first is not None else {}
-        return Fault(
-            mutant.name,
-            done.returncode,
-            str(signature.get("rule") or signature.get("cause") or ""),
-            round(seconds, 1),
-            facts["tally"]["cases"],
-            facts["tally"]["reached"],
-        )
+        searching = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        found, seconds = "", 0.0
+        assert searching.stderr is not None
+        for line in searching.stderr:
+            if not found and line.rstrip().endswith("; shrinking"):
+                found, seconds = line.partition(": ")[2].strip(), time.monotonic() - begun
+                searching.terminate()
+        code = searching.wait()
+        facts = json.loads(next(Path(scratch).rglob("summary.json")).read_text())["tally"]
+        seconds = round(seconds or time.monotonic() - begun, 1)
+        return Fault(mutant.name, code, found, seconds, facts["cases"], facts["reached"])
 
 
 def _cache_without_corpus(folder: Path) -> Path:
