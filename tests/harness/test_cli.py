@@ -27,6 +27,7 @@ from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, INTERRUPTED, AlreadyReported, InputError, run_guarded
+from eagletwin.harness.core.files import keep_bytecode
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header, write_trace
 from eagletwin.harness.core.verdict import Verdict
@@ -364,3 +365,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_imported(
     assert done.returncode == 128, done
     assert "Not a directory\n  so:  nothing was run\n  try: give --out a folder that you may write" in done.stderr
     assert "importing" not in done.stderr
+
+
+def test_where_python_writes_no_bytecode_it_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path))
+    keep_bytecode()
+    code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == ["False", sys.pycache_prefix] == ["False", str(tmp_path / "bytecode")]
