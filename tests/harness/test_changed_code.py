@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.fuzz.paste import edits_between
+from eagletwin.harness.commands.fuzz.effect import edits_between
 from eagletwin.harness.core.differs import (
     Changes,
     Differs,

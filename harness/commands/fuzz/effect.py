@@ -1,23 +1,29 @@
 """The smallest case that shows what a right change does: it is right, and the base is wrong, or records another value."""
 
+import ast
+import re
 import shutil
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from eagletwin.cases import entry
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import KnownBugMatcher, entries_of, remedies_of
+from eagletwin.harness.check.repro import literal
 from eagletwin.harness.check.trials import Base, Trial, Trials, judge_run
-from eagletwin.harness.core.case import Case, pretty_case
+from eagletwin.harness.core.case import Case, pretty_case, without_defaults
+from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.judge.trace_diff import diff
 
-from . import paste
 from .looking import CaseSeen
 from .shrinking import reduce_case, sizes
 from .tally import EffectFacts
@@ -58,7 +64,7 @@ class Effect:
             return None
         verdict = judge_run(base, self._sides["base"].run)
         alone = self._wrong_alone(case)
-        pasted = paste.write(folder, case, alone, self.base.called, self._patch) if alone is not None else ()
+        pasted = _write_pasted(folder, case, alone, self.base.called, self._patch) if alone is not None else ()
         return EffectFacts(
             case=str(folder / "case.json"),
             sizes=sizes(case),
@@ -77,7 +83,7 @@ class Effect:
         source, patches = self.matcher.host.source, self.matcher.run.patches
         if source.difference is None or patches:
             return patches[0] if source.difference is None and len(patches) == 1 else None
-        return paste.patch_between(self.base.host.source.root, source.root, source.difference.watch)
+        return _patch_between(self.base.host.source.root, source.root, source.difference.watch)
 
     def _wrong_alone(self, case: Case) -> Verdict | None:
         """What is wrong on the base, and right with the change, where no known bug is mended, as where the case is pasted."""
@@ -104,3 +110,149 @@ class Effect:
     def _trace(self, trials: Trials, case: Case, folder: Path) -> Trace:
         folder.mkdir(parents=True)
         return trials.stand(case).run(case, folder, trials.run.limits, fresh=True)
+
+
+# What a fix leaves to paste: an entry of the ledger, and a test in the form of SGLang's own.
+#
+# Both hold the smallest case that is wrong without the fix and right with it.
+
+ENTRY, TEST = "entry.py", "test_effect.py"
+
+_ENTRY = '''\
+"""Live: TITLE.
+
+CAUSE
+"""
+
+from ..entry import {names}
+
+ENTRY = Entry(
+    id="ID",
+    title="TITLE",
+    rule={rule!r},
+    buggy="{release} -",
+    trigger="TRIGGER",
+    remedy={patch!r},
+    case={case!r},
+)
+'''
+_TEST = '''\
+"""TITLE
+
+The scheduler and the speculative worker of this tree run one small case. eagletwin
+(`pip install eagletwin`) compares every number that they make on the way with a slow
+reference. {base} gives {index} {actual} in place of {expected} ({rule}).
+"""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.families.valid import decode_case
+from eagletwin.harness.testing.twin import CaseFailed, Twin
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=30, suite="base-a-test-cpu")
+
+CASE = {case}
+
+
+class TestEffect(unittest.TestCase):
+    def test_effect(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            twin = Twin(Path(scratch), source=resolve(""))
+            self.addCleanup(twin.close)
+            try:
+                twin.check(decode_case(json.dumps(CASE).encode(), "CASE"))
+            except CaseFailed as failed:
+                self.fail(f"{{failed}}\\n\\n{{failed.argument}}")
+
+
+if __name__ == "__main__":
+    unittest.main()
+'''
+
+
+def _write_pasted(folder: Path, case: Case, wrong: Verdict, base: str, patch: Patch | None) -> tuple[str, ...]:
+    """Write both into the folder; their names. wrong: the base's verdict; patch: the fix; None: edits of functions cannot say
+    it, and there is no entry."""
+    assert wrong.first is not None
+    one = wrong.first
+    named = {"index": one.index, "actual": one.actual, "expected": one.expected, "rule": wrong.rule}
+    test = _TEST.format(base=base, case=literal(without_defaults(case)), **named)
+    (folder / TEST).write_text(test, encoding="utf-8")
+    if patch is None:
+        return (TEST,)
+    used = set(re.findall(r"(\w+)\(", f"Entry({patch!r}{case!r}"))
+    names = ", ".join(sorted(used.intersection({*entry.__all__, "Entry"})))
+    text = _ENTRY.format(names=names, rule=wrong.rule, release=base.rpartition(" ")[2], patch=patch, case=case)
+    (folder / ENTRY).write_text(text, encoding="utf-8")
+    return (ENTRY, TEST)
+
+
+def _patch_between(old: Path, new: Path, watch: Watch) -> Patch | None:
+    """The patch that makes the SGLang in one folder the one in the other, which differ by `watch`; None: edits of functions do
+    not say all of it."""
+    if watch.differs.modules or watch.differs.removed or watch.differs.files:
+        return None
+    edits = list[Edit]()
+    for module, functions in watch.modules.items():
+        files = [folder.joinpath(*module.split(".")).with_suffix(".py") for folder in (old, new)]
+        for one in functions:
+            sides = [_source_of(file, one.name.removeprefix(f"{module}.")) for file in files]
+            found = edits_between(one.name, *sides) if all(sides) else []
+            if not found:
+                return None
+            edits += found
+    return Patch(name="fix", edits=tuple(edits)) if edits else None
+
+
+def _source_of(file: Path, name: str) -> list[str]:
+    """The lines of a function, decorators included, without the indentation of its def; none if it is not there."""
+    if not file.is_file():
+        return []
+    text = file.read_text(encoding="utf-8")
+    found: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        found = next((one for one in getattr(found, "body", ()) if getattr(one, "name", "") == part), ast.Pass())
+    if not isinstance(found, ast.FunctionDef):
+        return []
+    first = min([found.lineno, *(one.lineno for one in found.decorator_list)])
+    return [line[found.col_offset :].rstrip() for line in text.splitlines()[first - 1 : found.end_lineno]]
+
+
+def edits_between(target: str, old: Sequence[str], new: Sequence[str]) -> list[Edit]:
+    """The edits that make one source of a function the other, in the order in which they apply; none if none do."""
+    hunks = [hunk for kind, *hunk in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if kind != "equal"]
+    whole = [[hunks[0][0], hunks[-1][1], hunks[0][2], hunks[-1][3]]] if hunks else []  # where one stands in another's way
+    return _edits(target, old, new, hunks) or _edits(target, old, new, whole)
+
+
+def _edits(target: str, old: Sequence[str], new: Sequence[str], hunks: Iterable[Sequence[int]]) -> list[Edit]:
+    edits, text = list[Edit](), "\n".join(old)
+    for start, end, first, last in hunks:
+        margin = _margin(old[start:end])
+        while start and (not old[start:end] or text.count(_cut(old[start:end], margin)) != 1 or _less(new[first:last], margin)):
+            start, first = start - 1, first - 1  # a line before it, which stands in both
+            margin = _margin(old[start:end])
+        replacement = "\n".join(line[margin:] for line in new[first:last])
+        edits.append(Edit(target=target, match=_cut(old[start:end], margin), replacement=replacement))
+        if text.count(edits[-1].match) != 1:
+            return []
+        text = text.replace(edits[-1].match, replacement.replace("\n", f"\n{' ' * margin}"))
+    made = [line for line in map(str.rstrip, text.split("\n")) if line]
+    return edits if made == [line for line in new if line] else []
+
+
+def _margin(lines: Sequence[str]) -> int:
+    return len(lines[0]) - len(lines[0].lstrip()) if lines else 0
+
+
+def _cut(lines: Sequence[str], margin: int) -> str:
+    return "\n".join(line[margin:] if n == 0 else line for n, line in enumerate(lines))
+
+
+def _less(lines: Sequence[str], margin: int) -> bool:
+    return any(line and len(line) - len(line.lstrip()) < margin for line in lines)
