@@ -40,7 +40,8 @@ def looking(*places: str, cases: int = 3, reached: int = 2) -> Any:
     """A search that ran the first of these statements."""
     differs = Differs(base="0.5.23", functions=("m.f",), statements={"m.f": places}, executed=places[:1]) if places else None
     tally = Tally(cases=cases, reached=reached, changes=Changes(differs))
-    return SimpleNamespace(tally=tally, corpus=SimpleNamespace(recent=(CASE,) if places else ()))
+    trials = SimpleNamespace(host=SimpleNamespace(source=SimpleNamespace(called=f"0.5.23+{places}")))
+    return SimpleNamespace(tally=tally, trials=trials, corpus=SimpleNamespace(recent=(CASE,) if places else ()))
 
 
 def ctrl_c(_: WatchedSearch) -> None:
@@ -135,6 +136,28 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     for code in (0, 0, 1):
         one.answer(code)
     assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["EQUAL", "DIVERGED"]
+
+
+def test_of_a_change_that_is_undone_the_verdict_is_known_at_once_and_the_search_may_alter_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = WatchedSearch([], ())
+    first.follow(looking())
+    first.answer(0)
+    edited = WatchedSearch(["f.py"], (), first.said)
+    edited.follow(looking("f.py:1"))
+    edited.answer(1)
+    undone = WatchedSearch(["f.py"], (), edited.said)
+    undone.follow(looking())
+    for code in (0, 1):
+        undone.answer(code)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("; ")[0] for line in lines] == [
+        "EQUAL  no change: 3 cases",
+        "DIVERGED  f: 2 of 3 cases ran it (1 of 1 statement)",
+        "EQUAL  as before",
+        "DIVERGED  no change: 3 cases",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def _reached(file: str, keys: Container[str]) -> Iterator[Mutant]:
 
 def search(mutant: Mutant, minutes: float) -> Fault:
     """Plant the fault and search, as somebody types it."""
-    with tempfile.TemporaryDirectory(prefix="eagletwin-fault-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="eagletwin-fault-", ignore_cleanup_errors=True) as scratch:
         root = Path(scratch, "tree")
         plant_fault(plant(root) / mutant.file, mutant)
         options = ["--minutes", str(minutes), "--shrink-minutes", "0", "--out", scratch]

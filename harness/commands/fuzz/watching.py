@@ -61,31 +61,41 @@ class Files:
 @dataclass(slots=True)
 class WatchedSearch:
     """The search after a save. saved: names of files, none of the first one; recent: cases of the one before that ran its
-    change; code: the exit code of its verdict, None as long as there is none."""
+    change; code: the exit code of its verdict, None as long as there is none; said: those of each content of the tree."""
 
     saved: list[str]
     recent: tuple[Case, ...]
+    said: dict[str, int] = field(default_factory=dict)
     code: int | None = None
     _looking: Fuzz | None = None
     _begun: float = field(default_factory=time.monotonic)
 
     def follow(self, looking: Fuzz) -> None:
-        """Print the verdict of this search."""
+        """Print the verdict of this search; of what was searched before, as after a change that is undone, at once."""
         self._looking = looking
         looking.answer = lambda status: self.answer(exit_code_of(status))
+        if (code := self.said.get(self._content)) is not None:
+            self._say(code, "as before")
+
+    @property
+    def _content(self) -> str:
+        return self._looking.trials.host.source.called if self._looking is not None else ""
 
     def answer(self, code: int) -> None:
         """Print a line with the verdict, unless it is the one that was printed."""
         if code == self.code or self._looking is None:
             return
-        self.code, tally = code, self._looking.tally
-        seconds, differs = time.monotonic() - self._begun, tally.changes.differs
+        tally, differs = self._looking.tally, self._looking.tally.changes.differs
         functions = [] if differs is None else [name.rpartition(".")[2] for name in differs.functions]
         ran = f"{tally.reached} of {count(tally.cases, 'case')} ran it" if functions else count(tally.cases, "case")
         if differs is not None and differs.places:
             ran += f" ({len(differs.places) - len(differs.unexecuted)} of {count(len(differs.places), 'statement')})"
+        self._say(code, f"{join_names(functions) or 'no change'}: {ran}")
+
+    def _say(self, code: int, text: str) -> None:
+        self.code = self.said[self._content] = code
         after = f"after {join_names(self.saved)} was saved" if self.saved else "after the start"
-        show(f"{status_of(code).upper()}  {join_names(functions) or 'no change'}: {ran}; {seconds:.1f} s {after}")
+        show(f"{status_of(code).upper()}  {text}; {time.monotonic() - self._begun:.1f} s {after}")
         sys.stdout.flush()
 
     @property
@@ -113,7 +123,7 @@ def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
             code = code if one.code is None else one.code
             while not (saved := files.saved()):
                 time.sleep(_EVERY)
-            one = WatchedSearch(saved, one.next_recent)
+            one = WatchedSearch(saved, one.next_recent, one.said)
             files.forget()
     return code if one.code is None else one.code
 
