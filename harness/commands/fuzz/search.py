@@ -251,13 +251,13 @@ class Fuzz:
         return finding
 
     def compare_with_base(self, *, explain: bool = False) -> None:
-        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: shrink
-        the first one that is wrong without it, or, if none is, in which they do."""
+        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: for as
+        long as a shrinking may take, until one is wrong without it; shrink that one, or the first in which they do."""
         altered, wrong = list[CaseSeen](), list[CaseSeen]()
-        until = time.monotonic() + self.plan.seconds * _COMPARING
+        until = time.monotonic() + max(self.plan.seconds * _COMPARING, self.plan.shrink_seconds * explain)
         for seen in self._effects:
             base = self.matcher.base
-            if base is None or time.monotonic() > until:
+            if base is None or time.monotonic() > until or (explain and wrong):
                 break
             trial = base.look(seen.case, remedies_of(entries_of(seen.mended)), seen.view)
             if trial is not None and trial.numbers:
