@@ -266,7 +266,7 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     """A changed function: its dotted name, the line of its def, and whether it is a Triton kernel, whose source is compiled.
 
     points  what changed in it; places: what reports call each of these
-    sought  conditions around what changed, which a search wants to meet
+    goals   conditions around what changed, which a search wants to meet
     code    a digest of its code, without docstrings and places
     """
 
@@ -276,7 +276,7 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
     points: tuple[Point, ...] = ()
     places: tuple[str, ...] = ()
     code: str = ""
-    sought: tuple[Point, ...] = ()
+    goals: tuple[Point, ...] = ()
 
     @property
     def calls(self) -> tuple[tuple[Point, str], ...]:
@@ -284,9 +284,9 @@ class ChangedFunction(Struct, frozen=True, array_like=True):
         return tuple(zip(self.points, self.places, strict=True))
 
     @property
-    def sought_calls(self) -> tuple[tuple[Point, str], ...]:
-        """The same of what is sought: the names begin with NEAR."""
-        return tuple((point, f"{NEAR}{self.name}:{number}") for number, point in enumerate(self.sought))
+    def goal_calls(self) -> tuple[tuple[Point, str], ...]:
+        """The same of the goals: the names begin with NEAR."""
+        return tuple((point, f"{NEAR}{self.name}:{number}") for number, point in enumerate(self.goals))
 
     def of_file(self, file: str) -> "ChangedFunction":
         """The function with its places; several statements that begin on one line are told apart by their columns."""

@@ -97,7 +97,7 @@ _NUMERIC = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _APART = ((0, 0), (1, 1), (2, 4), (5, 16))
 
 
-def sought_points(function: Function, points: Iterable[Point]) -> tuple[Point, ...]:
+def goal_points(function: Function, points: Iterable[Point]) -> tuple[Point, ...]:
     """Of the statements at these points: each `if` taken and not taken, and the two sides of each comparison of numbers so far
     apart. Only what can be evaluated once more."""
     statements, found = _statements(function), list[Point]()
@@ -490,7 +490,7 @@ def compare_sources(old: str | bytes | None, new: str | bytes, module: str) -> C
             one.kernel,
             points,
             code=hashlib.sha256(one.code.encode()).hexdigest()[:_DIGITS],
-            sought=() if one.kernel else sought_points(one.node, points),
+            goals=() if one.kernel else goal_points(one.node, points),
         )
         for one, number in zip(now.functions, counted, strict=True)
         for own in [_as_read(read, one.owner, now.bases)]

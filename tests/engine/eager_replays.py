@@ -25,7 +25,7 @@ BESIDE_PYTHON = Patch(
         Edit(
             target=f"{_BACKEND}.capture_one",
             match="self._graphs[shape_key] = graph",
-            replacement=f"self._graphs[shape_key] = {_HERE}.captured(graph, forward_fn)",
+            replacement=f"self._graphs[shape_key] = {_HERE}.keep_python(graph, forward_fn)",
         ),
         Edit(
             target=f"{_BACKEND}.replay",
@@ -36,7 +36,7 @@ BESIDE_PYTHON = Patch(
 )
 
 
-def captured(graph: Any, forward: Any) -> Any:
+def keep_python(graph: Any, forward: Any) -> Any:
     """The graph, with all that its Python needs to run again: the context, and what attention's backends and its batch hold."""
     from sglang.srt.model_executor.forward_context import get_forward_context
 

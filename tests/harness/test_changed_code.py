@@ -602,10 +602,10 @@ def test_near_a_changed_comparison_its_branches_and_how_far_apart_its_sides_are_
     old = "def f(a, b):\n    while a < b:\n        a += 1\n    if a.size > len(b):\n        return 1\n    return 2\n"
     (found,) = compare_sources(old, new := old.replace("a.size >", "a.size >="), "m").places
     tree, met = ast.parse(new), list[str]()
-    add_calls(tree, found.sought_calls, "note")
+    add_calls(tree, found.goal_calls, "note")
     names: dict[str, Any] = {"note": met.append}
     exec(compile(tree, "m.py", "exec"), names)
-    tests = {name: point.test for point, name in found.sought_calls}
+    tests = {name: point.test for point, name in found.goal_calls}
     distances = "isinstance(a.size, int) and isinstance(len(b), int) and {} <= abs((a.size) - (len(b))) <= {}"
     for size, taken, apart in ((3, True, (0, 0)), (2, False, (1, 1)), (9, True, (5, 16))):
         met.clear()

@@ -144,10 +144,10 @@ def test_of_a_change_that_is_undone_the_verdict_is_known_at_once_and_the_search_
     first = WatchedSearch([], ())
     first.follow(looking())
     first.answer(0)
-    edited = WatchedSearch(["f.py"], (), first.said)
+    edited = WatchedSearch(["f.py"], (), first.verdicts)
     edited.follow(looking("f.py:1"))
     edited.answer(1)
-    undone = WatchedSearch(["f.py"], (), edited.said)
+    undone = WatchedSearch(["f.py"], (), edited.verdicts)
     undone.follow(looking())
     for code in (0, 1):
         undone.answer(code)

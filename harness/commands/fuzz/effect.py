@@ -87,8 +87,12 @@ class Effect:
 
     def _wrong_alone(self, case: Case) -> Verdict | None:
         """What is wrong on the base, and right with the change, where no known bug is mended, as where the case is pasted."""
-        base, tree = self.base.look(case, (), DECLARED_VIEW), self.matcher.trials((), DECLARED_VIEW).look_alone(case)
-        return base.verdict if base is not None and base.verdict.status == "diverged" and tree.clean else None
+        base = self.base.look(case, (), DECLARED_VIEW)
+        try:
+            right = self.matcher.trials((), DECLARED_VIEW).look_alone(case).clean
+        except EagletwinError:  # a known bug keeps the engine from starting
+            return None
+        return base.verdict if right and base is not None and base.verdict.status == "diverged" else None
 
     @property
     def _sides(self) -> dict[str, Trials]:

@@ -253,7 +253,8 @@ class Fuzz:
     def compare_with_base(self, *, explain: bool = False) -> None:
         """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: for as
         long as a shrinking may take, until one is wrong without it; shrink that one, or the first in which they do."""
-        altered, wrong = list[CaseSeen](), list[CaseSeen]()
+        altered: CaseSeen | None = None
+        wrong: CaseSeen | None = None
         until = time.monotonic() + max(self.plan.seconds * _COMPARING, self.plan.shrink_seconds * explain)
         for seen in self._effects:
             base = self.matcher.base
@@ -263,11 +264,11 @@ class Fuzz:
             if trial is not None and trial.numbers:
                 self.tally.changes.compared += 1
                 self.tally.changes.altered += trial.numbers != seen.numbers
-                altered += [seen] * (trial.numbers != seen.numbers)
-                wrong += [seen] * (trial.verdict.status == "diverged")
-        if explain and (shown := (wrong or altered)[:1]) and self.matcher.base is not None:
+                altered = altered or (seen if trial.numbers != seen.numbers else None)
+                wrong = wrong or (seen if trial.verdict.status == "diverged" else None)
+        if explain and (shown := wrong or altered) is not None and self.matcher.base is not None:
             until = time.monotonic() + self.plan.shrink_seconds
-            self.effect = Effect(shown[0], self.matcher, self.matcher.base, until).explain(self.folder / "effect")
+            self.effect = Effect(shown, self.matcher, self.matcher.base, until).explain(self.folder / "effect")
 
     @property
     def looked_enough(self) -> bool:

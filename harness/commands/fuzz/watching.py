@@ -61,11 +61,12 @@ class Files:
 @dataclass(slots=True)
 class WatchedSearch:
     """The search after a save. saved: names of files, none of the first one; recent: cases of the one before that ran its
-    change; code: the exit code of its verdict, None as long as there is none; said: those of each content of the tree."""
+    change; code: the exit code of its verdict, None as long as there is none; verdicts: the code of each content of the tree.
+    """
 
     saved: list[str]
     recent: tuple[Case, ...]
-    said: dict[str, int] = field(default_factory=dict)
+    verdicts: dict[str, int] = field(default_factory=dict)
     code: int | None = None
     _looking: Fuzz | None = None
     _begun: float = field(default_factory=time.monotonic)
@@ -74,7 +75,7 @@ class WatchedSearch:
         """Print the verdict of this search; of what was searched before, as after a change that is undone, at once."""
         self._looking = looking
         looking.answer = lambda status: self.answer(exit_code_of(status))
-        if (code := self.said.get(self._content)) is not None:
+        if (code := self.verdicts.get(self._content)) is not None:
             self._say(code, "as before")
 
     @property
@@ -93,7 +94,7 @@ class WatchedSearch:
         self._say(code, f"{join_names(functions) or 'no change'}: {ran}")
 
     def _say(self, code: int, text: str) -> None:
-        self.code = self.said[self._content] = code
+        self.code = self.verdicts[self._content] = code
         after = f"after {join_names(self.saved)} was saved" if self.saved else "after the start"
         show(f"{status_of(code).upper()}  {text}; {time.monotonic() - self._begun:.1f} s {after}")
         sys.stdout.flush()
@@ -123,7 +124,7 @@ def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
             code = code if one.code is None else one.code
             while not (saved := files.saved()):
                 time.sleep(_EVERY)
-            one = WatchedSearch(saved, one.next_recent, one.said)
+            one = WatchedSearch(saved, one.next_recent, one.verdicts)
             files.forget()
     return code if one.code is None else one.code
 

@@ -125,7 +125,7 @@ class _Loader(NotedSource):
         self._places = [place for place in places if not place.kernel]
 
     def add_notes(self, tree: ast.Module) -> None:
-        add_calls(tree, [*_calls(self._places), *(call for place in self._places for call in place.sought_calls)], CALL)
+        add_calls(tree, [*_calls(self._places), *(call for place in self._places for call in place.goal_calls)], CALL)
 
 
 def _watch_launches() -> None:
