@@ -171,8 +171,8 @@ _EXTRAS = (3, 5, 3, 5, 1, 5, 3, 5)
 _REJECTION = "rejection"
 IN_STEP, SESSION, SEVERAL, ADAPTER = "abort_in_step", "session", "n", "adapter"
 _OF_PLAIN = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-# fields of Focus that come with something else
-_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
+# fields of Focus that come with something else, or when they are asked for alone: each rank takes a core
+_OF_OTHERS = ("attn_dp_size", "model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
 # what no case has unless it is asked for, with its values
 _THINGS: dict[str, tuple[Any, ...]] = {
     **{name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS and VALUES[name][count:]},

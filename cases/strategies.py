@@ -176,6 +176,7 @@ class Focus:
     host_policy: HostPolicy = _field(*get_args(HostPolicy), drawn=1)  # noqa: RUF009
     adaptive: bool = _field(False, True, drawn=1)
     plain_decode: bool = _field(False, True, drawn=1)
+    attn_dp_size: int = _field(1, 2, 3, drawn=1)
     # Drawn with requests that have adapters, or grammars
     max_loras_per_batch: int = _field(8, 2, 1, drawn=1)
     lora_backend: LoraBackend = _field(*get_args(LoraBackend), drawn=1)  # noqa: RUF009
@@ -445,6 +446,13 @@ def greedy_cases(
         near = [request if there else made[number % len(made)] for number, (request, there) in slots]
         drawn_events = draw(_events(near, _first_decode_iterations(made, chunks)))
     case = configuration.case("generated", made, chunks=chunks, events=drawn_events)
+    if configuration.attn_dp_size > 1:
+        ranks = [draw(st.integers(0, configuration.attn_dp_size - 1)) for _ in drawn]
+        made = tuple(
+            msgspec.structs.replace(request, dp_rank=rank)
+            for request, rank in zip(made, itertools.compress(ranks, present if any(present) else [True]), strict=True)
+        )
+        case = msgspec.structs.replace(case, requests=made)
     return with_adaptive_steps(draw, case) if configuration.adaptive else case
 
 

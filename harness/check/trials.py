@@ -152,7 +152,7 @@ class Trials:
         """What was said of the same trace: a case that is run again, alone, mostly leaves the same, and where experts tie the
         judge takes as long as the run. None: this trace is another, or one of several ranks."""
         trial = self._known.get(_canonical(case))
-        alone = trace.header.engine.tp * trace.header.engine.pp == 1
+        alone = trace.header.engine.processes == 1
         if trial is None or not alone or _apart_from_when(trial.header) != _apart_from_when(trace.header):
             return None
         return trial.verdict

@@ -160,6 +160,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n  so many answers are wanted: the scheduler is sent other requests in its place (core/case.py)
     after  it is handed in when this request has ended, if that is after `arrive`. "": it waits for none
     adapter  the target's weights are changed by it; the draft's never are. absent: they are as they are
+    dp_rank  the rank of DP attention that serves it (engine.sglang.attn_dp_size)
     """
 
     id: Name
@@ -180,6 +181,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     after: NoName = ""
     adapter: Adapter | None = None
+    dp_rank: Annotated[int, Meta(ge=0, le=3)] = 0
 
     @property
     def penalized(self) -> bool:
@@ -258,6 +260,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     graphs, prefill_graphs: --cuda-graph-bs-decode, -prefill: batch sizes and token counts for which CUDA graphs are captured,
     ascending; none: without. overlap: without --disable-overlap-schedule. cuda_branches: SGLang takes the branches that it
     takes for tensors on a GPU. All four are a CPU's; on a GPU the options of the run say so.
+    attn_dp_size: --attn-dp-size, with as many ranks: each has attention, a KV pool and a scheduler for its own requests
+    (their `dp_rank`), and all share the other layers.
     """
 
     radix_cache: bool = False
@@ -284,6 +288,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefill_graphs: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=8)] = ()
     overlap: bool = False
     cuda_branches: bool = False
+    attn_dp_size: Annotated[int, Meta(ge=1, le=4)] = 1
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -475,6 +480,19 @@ def sent_for(request: Request) -> list[Request]:
         return [request]
     first = replace(request, id=f"{request.id}.0", n=1, max_new_tokens=0, min_new_tokens=0, stream=False)
     return [first, *(replace(request, id=f"{request.id}.{number + 1}", n=1, after=first.id) for number in range(request.n))]
+
+
+# DP attention: what one rank has of a case.
+
+
+def share_of_rank(case: Case, rank: int) -> Case:
+    """The case with the requests of this rank of DP attention, and the events that are not of another rank's; as it is, without
+    DP attention."""
+    if case.engine.sglang.attn_dp_size == 1:
+        return case
+    requests = tuple(request for request in case.requests if request.dp_rank == rank)
+    ids = {"", *(sent.id for request in requests for sent in sent_for(request))}
+    return replace(case, requests=requests, events=tuple(event for event in case.events if event.request in ids))
 
 
 # What a request of a streaming session is asked: all that was said in the session before, and its own prompt behind it.

@@ -132,6 +132,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
     pp       pipeline parallelism: how many stages there are; the trace is of the last, which has the target's layers from
              first_layer on, and the draft
+    dp       DP attention: how many ranks there are, each with requests of its own
     graphs   batch sizes for which graphs of decode were asked for
     """
 
@@ -154,11 +155,17 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     pp: int = 1
     first_layer: int = 0
     graphs: tuple[int, ...] = ()
+    dp: int = 1
+
+    @property
+    def processes(self) -> int:
+        """Processes that ran the case together, each of which left a trace."""
+        return self.tp * self.pp * self.dp
 
     @property
     def several(self) -> str:
         """Behind the device, in a line: of how many ranks or stages it is; empty if of one."""
-        ranks = f", {self.tp} ranks" if self.tp > 1 else ""
+        ranks = f", {self.tp} ranks" if self.tp > 1 else f", {self.dp} ranks of DP attention" if self.dp > 1 else ""
         return f"{ranks}, {self.pp} stages" if self.pp > 1 else ranks
 
 

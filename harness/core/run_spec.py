@@ -44,6 +44,7 @@ class Mode(Struct, frozen=True):
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     pp       pipeline parallelism: stages, a process each, that have some of the target's layers each; the last one drafts
+    dp       DP attention: ranks that have requests of their own, a process each. A case says how many
     """
 
     device: Device = "cpu"
@@ -55,11 +56,12 @@ class Mode(Struct, frozen=True):
     tp: int = 1
     attention: Attention = "triton"
     pp: int = 1
+    dp: int = 1
 
     @property
     def processes(self) -> int:
         """Processes that run a case together."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.dp
 
     @property
     def options(self) -> list[str]:
@@ -90,7 +92,8 @@ CPU = Mode()
 
 
 def mode_of_case(mode: Mode, settings: SGLangSettings) -> Mode:
-    """The mode of an engine of a case with these settings: on a CPU a case may have graphs and overlap of its own."""
+    """The mode of an engine of a case with these settings, which may have DP attention, and on a CPU graphs and overlap."""
+    mode = replace(mode, dp=settings.attn_dp_size)
     if mode.device != "cpu":
         return mode
     graphs = {"graphs": mode.graphs or settings.graphs, "prefill_graphs": mode.prefill_graphs or settings.prefill_graphs}

@@ -84,6 +84,8 @@ STAGES = {
     "steps": "before verify, of the whole batch",
     "read": "when a batch's result was looked at before a retraction",
     "fed": "when a batch's result was processed",
+    "idle": "in an idle batch",
+    "gathered": "before a forward",
     "session": "when a request of a session was handed in",
     "flushed": "after the cache was flushed",
     "pool": "between two batches",

@@ -13,7 +13,7 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,12 +22,13 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
 
 from .arrays import Array
-from .case import Case
+from .case import Case, share_of_rank
 from .differs import Differs, merge_differs
 from .errors import InputError
 from .files import read_input
@@ -100,8 +101,16 @@ class Trace:
 
     @property
     def ranks(self) -> tuple["Trace", ...]:
-        """The traces of all ranks; one without tensor parallelism."""
-        return (self,) if self.earlier else self.processes
+        """The traces of all ranks; one without tensor parallelism. With DP attention each has the part of the case that its rank
+        was to run."""
+        return (self,) if self.earlier else self.processes if self.header.engine.dp == 1 else self._shares
+
+    @cached_property
+    def _shares(self) -> tuple["Trace", ...]:
+        cases = (share_of_rank(self.header.case, rank) for rank in range(self.header.engine.dp))
+        return tuple(
+            Trace(replace(one.header, case=case), one.tensors) for one, case in zip(self.processes, cases, strict=False)
+        )
 
     @property
     def earlier(self) -> tuple["Trace", ...]:
@@ -281,7 +290,7 @@ def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
     """
     header = _header(folder, _HEADER)
     check(header.case, f"{folder / HEADER}: its case")
-    others = range(1, header.engine.tp * header.engine.pp) if header.engine.rank == 0 else ()
+    others = range(1, header.engine.processes) if header.engine.rank == 0 else ()
     return Trace(header, _tensors(folder, header), [load_trace(rank_folder(folder, rank), check) for rank in others])
 
 

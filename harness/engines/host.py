@@ -456,7 +456,7 @@ class EngineProcess:
                 raise
         self.close()
         ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})")
-        return protocol.Ran(ending, tuple(range(self.info.tp * self.info.pp)))
+        return protocol.Ran(ending, tuple(range(self.info.processes)))
 
     def _end(self, case: Case, folder: Path, answer: protocol.Ran | protocol.Failed | None = None) -> Trace:
         """The trace of a run that is over."""

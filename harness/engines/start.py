@@ -259,19 +259,8 @@ def _environment(source: Source, mode: Mode) -> dict[str, str]:
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         # Asked for a GPU, torch starts CUDA's driver, and with some drivers its forks end. So it asks NVML.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        return environment | (_several_on_a_cpu(mode) if mode.processes > 1 else {})
+        return environment
     environment |= {"TRITON_CACHE_DIR": str(cache_folder("triton")), "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
     if mode.dtype == "float32":
         environment |= {"TRITON_F32_DEFAULT": "ieee"}  # else Triton rounds factors of float32 products to TF32
     return environment | ({"CUDA_VISIBLE_DEVICES": str(mode.gpu)} if mode.gpu >= 0 else {})
-
-
-def _several_on_a_cpu(mode: Mode) -> dict[str, str]:
-    """The environment variables that SGLang needs where several ranks or stages share a CPU.
-
-    It refuses more of them than there are NUMA nodes, unless each is given cores; only kernels that are stubbed here would be
-    bound to those. And where a torch with CUDA is installed it would take NCCL for ranks that have no GPU.
-    """
-    needed = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * mode.processes), "SGLANG_NCCL_SO_PATH": "none: there is no GPU"}
-    # without it SGLang has EAGLE in the stages of a server of prefills alone
-    return needed | ({"SGLANG_ENABLE_PP_SPEC": "1"} if mode.pp > 1 else {})

@@ -47,7 +47,7 @@ def not_in_stages(case: Case, stages: int) -> str:
     return _not_with(case, "pp")
 
 
-_WHERE = {"pp": "in a pipeline", "tp": "on several ranks", "device": "on a GPU", "dtype": "in bfloat16"}
+_WHERE = {"pp": "in a pipeline", "dp": "with DP attention", "tp": "on several ranks", "device": "on a GPU", "dtype": "in bfloat16"}
 
 
 def _not_with(case: Case, option: str) -> str:
@@ -90,6 +90,8 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
 def _not_on_several(case: Case, mode: Mode) -> str:
     if mode.graphs and mode.device == "cpu" and mode.processes > 1:
         return "CUDA graphs on a CPU, on several ranks or in stages: not tried"
+    if mode.dp > 1 and (why := _not_with(case, "dp")):
+        return why
     if mode.pp > 1 and (mode.device == "cuda" or mode.tp > 1 or mode.overlap):
         return "a pipeline on a GPU, of several ranks a stage, or with overlap: not tried"
     if mode.pp > 1 and (why := not_in_stages(case, mode.pp)):

@@ -37,7 +37,7 @@ _WAITING = 4096
 # The phase in which what a record holds was made. A forward and what it left have the same.
 PHASE_OF: dict[str, Phase] = {
     **{phase: phase for phase in get_args(Phase)},
-    **dict.fromkeys(("batch", "fed", "read", "pool"), "iteration"),
+    **dict.fromkeys(("batch", "fed", "read", "pool", "idle", "gathered"), "iteration"),
     **dict.fromkeys(("draft.decode", "steps"), "draft"),
     **dict.fromkeys(("cached", "flushed"), "finished"),
     "prefill": "draft.extend",

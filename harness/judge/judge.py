@@ -21,6 +21,7 @@ from eagletwin.harness.core.records import Ending, Header, Record
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Excuse, RequestShare, Verdict, View
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.families.weights import model_pair
 
 from . import rules
@@ -198,7 +199,9 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     try:
         findings, by_rank = _with_ties_of_experts(trace, without, view)
         with quiet_arithmetic():
-            reached = exercised_features(trace, by_rank[0])
+            each = zip(trace.ranks, by_rank, strict=True)
+            seen = {name for one in each for name in exercised_features(*one)}
+            reached = tuple(name for name in FEATURES if name in seen)
     except NoReference as error:
         return Verdict(status="unknown", rule=rule, reason=end or str(error), undecided=not end)
     except Exception as error:

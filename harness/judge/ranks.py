@@ -6,6 +6,7 @@ So a rank is judged like a worker that is alone, but for its slice of the rows; 
 Of a pipeline the last stage is judged. The stages before it have no draft: what they count and what they send must be what the
 last one counts and sends, and what they compute is in all that the last one goes on from. What they leave in the prefix cache,
 rules/stored.py compares.
+With DP attention each rank is judged as one that is alone, by the part of the case that is its own.
 But for which stored rows a record has: a row that was computed again, after a retraction, is recorded where the bits of the
 rank's own heads are others than before. That no row is missing is asked of each rank (completeness.py).
 """
@@ -22,7 +23,7 @@ from eagletwin.harness.families import RECIPES
 
 from .compare import PHASE_OF, Findings, Place, divergence_of, order_of
 
-_RULE = "ranks.agree"
+_RULE, _GATHERED = "ranks.agree", "ranks.gathered"
 
 _ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep
 _OF_EACH = ("iteration", "finished", "cached", "flushed")  # records that each stage of a pipeline makes
@@ -47,7 +48,8 @@ def heads(header: Header, part: str) -> slice:
 
 def unlike(trace: Trace) -> str:
     """Why these are not the traces of all ranks of one run; empty if they are."""
-    header, count = trace.header, trace.header.engine.tp
+    header = trace.header
+    count = header.engine.tp * header.engine.dp
     if len(trace.ranks) != count:
         return f"a trace of rank {header.engine.rank}, of {count} ranks, with {len(trace.others)} others"
     if len(trace.processes) != count * header.engine.pp:
@@ -55,7 +57,8 @@ def unlike(trace: Trace) -> str:
     for rank, one in enumerate(trace.processes):
         if one.header.engine.rank != rank:
             return f"in place of rank {rank}'s trace there is one of rank {one.header.engine.rank}"
-        for name in ("case", "weights", "ending") if trace.earlier else ("case", "weights", "inner", "ending"):
+        alike = trace.earlier or header.engine.dp > 1  # a stage has no draft, and a rank of DP attention may have no request
+        for name in ("case", "weights", "ending") if alike else ("case", "weights", "inner", "ending"):
             if getattr(one.header, name) != getattr(header, name):
                 return f"rank {rank}'s trace is of another {name} than rank 0's"
         # what each stage of a pipeline says of itself alone
@@ -85,10 +88,30 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
         findings.excuses += [((*order, rank), excuse) for order, excuse in one.excuses]
         findings.relaxed += one.relaxed
         findings.headroom = max(findings.headroom, one.headroom)
-    if _RULE not in without:
+    if trace.header.engine.dp > 1:
+        if _GATHERED not in without:
+            _compare_gathered(trace, findings)
+    elif _RULE not in without:
         for rank, other in enumerate(trace.others, 1):
             _agree(trace, other, rank, findings)
     return findings
+
+
+def _compare_gathered(trace: Trace, findings: Findings) -> None:
+    """With DP attention: compare what each rank counts before each forward, of the tokens of all ranks, with what rank 0 does.
+    Where the run ended early, one of them may have got further."""
+    gathered = [[n for n, one in enumerate(rank.header.records) if one.stage == "gathered"] for rank in trace.processes]
+    if trace.header.ending.kind == "finished" and len({*map(len, gathered)}) > 1:
+        each, record = ", ".join(str(len(own)) for own in gathered), trace.header.records[0]
+        _report(trace, findings, record, 0, "forwards of each rank", "as many on all", each, _GATHERED)
+    for rank, other in enumerate(trace.others, 1):
+        for first, number in zip(gathered[0], gathered[rank], strict=False):
+            records = trace.header.records[first], other.header.records[number]
+            models = [("draft", "target")[record.numbers["target"]] for record in records]
+            counts = trace.integers(first, "counts"), other.integers(number, "counts")
+            for index, (expected, actual) in {"model": models, "tokens of each rank": counts}.items():
+                if expected != actual:
+                    _report(trace, findings, records[1], rank, index, f"{expected}, as on rank 0", str(actual), _GATHERED)
 
 
 def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
@@ -136,10 +159,12 @@ def _unequal(name: str, expected: Array, actual: Array) -> tuple[str, str, str] 
     return f"{name} {at}", str(right), str(wrong)
 
 
-def _report(trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
+def _report(
+    trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str, rule: str = _RULE
+) -> None:
     # what draft() and verify leave comes after all their steps
     step = record.step if record.stage == "draft.decode" else _LAST if record.stage in ("draft", "verify") else 0
     place = Place(record, PHASE_OF[record.stage], step, True, record.layer)
     requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
-    divergence = divergence_of(record, _RULE, index, expected, actual, rank=rank)
+    divergence = divergence_of(record, rule, index, expected, actual, rank=rank)
     findings.divergences.append(((*order_of(place, requests), _LAST, rank), divergence))

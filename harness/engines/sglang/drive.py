@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array, runs_of
-from eagletwin.harness.core.case import Case, Event, Request, most_before
+from eagletwin.harness.core.case import Case, Event, Request, most_before, share_of_rank
 from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered, Pause
 from eagletwin.harness.core.trace import Recorder, When
 from eagletwin.harness.families import RECIPES
@@ -23,7 +23,7 @@ from eagletwin.harness.families import RECIPES
 from . import blame, case_requests
 from .answers import Fates, Messages
 from .case_requests import InStep, OpenSessions
-from .compat import adaptive, requests, workers
+from .compat import adaptive, dp_attention, requests, workers
 from .compat import memory as kept_sessions
 from .stand_ins.stubs import Ends
 from .taps.stages import EarlierStage, LastStage, PlainTaps, Unrecorded, Unwaited
@@ -252,7 +252,7 @@ class Drive:
     jitter  leave the streams of a GPU to themselves, with these pauses: nothing is recorded but what requests were sent, and at
            the end the rows that the prefix cache keeps
     info    which rank this is, of how many. Each steps through the same case; SGLang's own broadcast hands on what rank 0
-           returns
+           returns. With DP attention each rank has its own requests, and rank 0 alone hands control messages on
     """
 
     def __init__(
@@ -268,6 +268,7 @@ class Drive:
     ) -> None:
         self.case = case
         self._scheduler = scheduler
+        self._groups = 1 if info is None else info.dp
         self._reached = reached
         self._until = until
         self._live = live
@@ -323,6 +324,8 @@ class Drive:
         receiver = type(getattr(self._scheduler, "request_receiver", self._scheduler))
         if self._stages > 1:
             put(receiver, workers.RECEIVE_OF_RANKS, self._receives_in_stages(receiver))
+        elif self._groups > 1:
+            put(receiver, workers.RECEIVE_OF_RANKS, lambda _self: blame.own_code()(self._receive)())
         elif self._ranks == 1:
             put(receiver, "recv_requests", lambda _self, *args, **kwargs: blame.own_code()(self._receive)())
         else:
@@ -381,7 +384,7 @@ class Drive:
             self._wait_for_gpu()
         free = self._taps.allocation.free()
         self._accounts.slots("iteration", self._iteration, free)
-        self._accounts.record_finished([request.id for request in self.case.requests], self._iteration, self._fates)
+        self._accounts.record_finished([request.id for request in self._own.requests], self._iteration, self._fates)
         if self._live is not None:
             self.case, more = self._live(self._iteration, self.case)
             if not more:
@@ -395,9 +398,14 @@ class Drive:
             kept_sessions.end_waiting_sessions(self._scheduler)
         return self._messages()
 
+    @property
+    def _own(self) -> Case:
+        """What this rank has of the case."""
+        return share_of_rank(self.case, self._rank)
+
     def _all_ended(self) -> bool:
         """Whether every request of the case came and has ended."""
-        return self._fates.handed_in.issuperset(one.id for one in self.case.requests) and not self._fates.unfinished()
+        return self._fates.handed_in.issuperset(one.id for one in self._own.requests) and not self._fates.unfinished()
 
     def _wait_for_gpu(self) -> None:
         if self._on_gpu:
@@ -408,9 +416,10 @@ class Drive:
         if self._iteration > self._alone + self._limit():
             unfinished = ", ".join(self._fates.unfinished())
             raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {unfinished}")
-        if self._paused or not self._all_ended():
+        if self._paused:
             return
-        if self._accounts.copying or self._sessions.any_open:
+        over = self._all_ended() and not self._accounts.copying and not self._sessions.any_open
+        if not (over if self._groups == 1 else dp_attention.all_agree(self._scheduler, over)):
             return
         self._idle += 1
         if self._idle == self._drained:  # the scheduler has had one idle iteration, and so has checked itself
@@ -427,7 +436,7 @@ class Drive:
         handed_in = self._fates.handed_in
         arrived = [
             one
-            for one in self.case.requests
+            for one in self._own.requests
             if one.arrive <= self._iteration and one.id not in handed_in and self._may_come(one)
         ]
         self._fates.arrive(request.id for request in arrived)
@@ -454,7 +463,7 @@ class Drive:
             return list(self._sessions.close(event.session, self._iteration))
         sent = case_requests.messages(event, self._paused)
         self._paused = case_requests.pauses(event, self._paused)
-        return sent
+        return [] if self._groups > 1 and self._rank else sent
 
     def _limit(self) -> int:
         """Iterations that the case can need: every request prefills at least a page an iteration and decodes at least a token,

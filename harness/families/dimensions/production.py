@@ -1,10 +1,12 @@
-"""How users run SGLang and a CPU does not by itself: CUDA graphs, the overlap scheduler, the branches behind `.is_cuda`."""
+"""How users run SGLang and a CPU does not by itself: CUDA graphs, overlap, the branches behind `.is_cuda`, DP attention."""
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from eagletwin.harness.core.case import Case
 
-from .dimension import Refusal, of_settings, with_settings
+from .dimension import Refusal, of_requests, of_settings, with_requests, with_settings
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
@@ -31,4 +33,35 @@ GRAPHS = of_settings(
 )
 OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
 BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
-DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES)
+
+
+def _of_ranks(case: Case) -> Iterator[Refusal]:
+    ranks, placed = case.engine.sglang.attn_dp_size, {request.id: request.dp_rank for request in case.requests}
+    for request in case.requests:
+        if request.dp_rank >= ranks:
+            yield (
+                f"request {request.id!r} is of dp_rank {request.dp_rank}, and engine.sglang.attn_dp_size is {ranks}",
+                f"use a rank from 0 to {ranks - 1}",
+            )
+        elif request.after and placed.get(request.after, request.dp_rank) != request.dp_rank:
+            yield (
+                f"request {request.id!r} comes after {request.after!r}, which another rank of DP attention serves",
+                "give both the same dp_rank",
+            )
+
+
+def _on_one_rank(case: Case) -> Iterator[Case]:
+    yield with_settings(with_requests(case, lambda request: replace(request, dp_rank=0)), attn_dp_size=1)
+
+
+RANKS = of_settings(
+    "attn_dp_size",
+    "DP attention",
+    key="dp-attention",
+    kind=True,
+    without=_on_one_rank,
+    refusals=_of_ranks,
+    modes=_ELSEWHERE | {"device": "not tried", "dtype": "not tried"},
+)
+RANK = of_requests("dp_rank", "requests on another rank", size=int, without=None)
+DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES, RANKS, RANK)

@@ -59,6 +59,27 @@ class PlainDecode(Rules):
                 return
 
 
+class DPAttention(Rules):
+    """Checks what a rank counts, and its idle batches. Whether all ranks count the same is ranks.py's."""
+
+    @rule("ranks.gathered", "4", weights="no")
+    @stages("gathered")
+    def check_gathered(self, number: int, record: Record) -> None:
+        """With DP attention all ranks run the same forwards, and each counts of every rank the tokens that it has."""
+        place, counts = Place(record, "iteration"), self._trace.integers(number, "counts")
+        rank = self._trace.header.engine.rank
+        self._compare.integers(place, "ranks.gathered", [record.numbers["tokens"]], counts[rank : rank + 1], "tokens of rank", rank)
+
+    @rule("ranks.idle", "4", weights="no")
+    @stages("idle")
+    def check_idle(self, number: int, record: Record) -> None:
+        """With DP attention, a batch of no request changes no stored row but those of padding."""
+        for name in sorted(record.tensors):
+            slots = self._trace.integers(number, name)
+            if self._compare.on("ranks.idle") and slots:
+                self._compare.report(Place(record, "iteration"), "ranks.idle", f"slots of {name} that changed", "none", str(slots))
+
+
 # Rules that no record breaks by itself: what ranks agree on (ranks.py), and what ends a run (judge.py).
 
 

@@ -24,7 +24,7 @@ from eagletwin.harness.families.valid import not_driven
 
 from .. import case_requests, grammars
 from ..blame import NotDriven
-from ..compat import adaptive, attention, memory, requests, state_layers, verify, workers
+from ..compat import adaptive, attention, dp_attention, memory, requests, state_layers, verify, workers
 from ..graphs import gates, install
 from ..own_loader import import_early
 from ..stand_ins import stubs
@@ -147,7 +147,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         workers.choose(case, SHIMS)
     wanted = _arguments(case, mode)
     arguments = ServerArgs(**(speculation.plain_arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
-    ports = PortArgs.init_new(arguments)
+    ports = dp_attention.ports_of(arguments) if mode.dp > 1 else PortArgs.init_new(arguments)
     stage = single_rank.stage_of(mode, rank) if mode.pp > 1 else 0
     workers.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
     ranks = workers.ranks_of(scheduler_module.Scheduler, rank)
@@ -170,6 +170,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         workers.allow_overlap(SHIMS)
     if mode.processes == 1:
         single_rank.meet_nobody(SHIMS)
+    if mode.dp > 1:
+        dp_attention.run_on_cpu(SHIMS)
     if case.samples:
         verify.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
@@ -210,7 +212,8 @@ def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:
 
 
 def _several(mode: Mode) -> dict[str, int]:
-    return {"tp_size": mode.tp} | ({"pp_size": mode.pp} if mode.pp > 1 else {})
+    ranks = {"tp_size": mode.tp * mode.dp} | (dp_attention.arguments(mode.dp) if mode.dp > 1 else {})
+    return ranks | ({"pp_size": mode.pp} if mode.pp > 1 else {})
 
 
 def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
@@ -226,11 +229,11 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         speculative_eagle_topk=case.topk,
         speculative_num_draft_tokens=case.verify_nodes,
         page_size=case.page_size,
-        chunked_prefill_size=case.chunked_prefill_size,
+        chunked_prefill_size=case.chunked_prefill_size * mode.dp,  # SGLang shares both out among ranks of DP attention
         disable_radix_cache=not settings.radix_cache,
         enable_multi_layer_eagle=recipe.mtp_layers > 0,
         swa_full_tokens_ratio=1.0,  # slots of layers with a window: as many as of others, since no window here is left
-        max_running_requests=settings.max_running_requests,
+        max_running_requests=settings.max_running_requests * mode.dp,
         max_total_tokens=settings.max_total_tokens,
         context_length=settings.context_length or None,
         device=mode.device,

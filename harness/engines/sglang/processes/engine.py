@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines import protocol
 
 from .. import blame, kernels, own_loader, patches
@@ -109,9 +110,21 @@ def launch_rank(theirs: socket.socket) -> int:
         build, _ = protocol.receive(theirs)
         if not isinstance(build, protocol.Build):
             raise protocol.unexpected_message(build)
+        os.environ.update(_several_on_a_cpu(build.mode))
         scheduler, info = stand(theirs, build)
         runner.serve(theirs, scheduler, info, build)
     return child
+
+
+def _several_on_a_cpu(mode: Mode) -> dict[str, str]:
+    """The environment variables that SGLang needs where several ranks or stages share a CPU.
+
+    It refuses more of them than there are NUMA nodes, unless each is given cores; only kernels that are stubbed here would be
+    bound to those. And where a torch with CUDA is installed it would take NCCL for ranks that have no GPU.
+    """
+    needed = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * mode.processes), "SGLANG_NCCL_SO_PATH": "none: there is no GPU"}
+    # without it SGLang has EAGLE in the stages of a server of prefills alone
+    return needed | ({"SGLANG_ENABLE_PP_SPEC": "1"} if mode.pp > 1 else {})
 
 
 def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, EngineInfo]:
@@ -192,5 +205,6 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
         dtype=build.mode.dtype,
         parts=speculation.parts_of_worker(scheduler) if build.mode.device == "cuda" else (),
         pp=build.mode.pp,
+        dp=build.mode.dp,
         first_layer=workers.first_layer(scheduler) if build.mode.pp > 1 else 0,
     )

@@ -12,7 +12,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
 from ..blame import Wraps
-from ..compat import attention
+from ..compat import attention, dp_attention
 from ..graphs import install
 from .passes import ForwardPass, Underway
 from .pools import Allocation
@@ -106,7 +106,7 @@ class Inner:
         result = call(*args, **kwargs)
         chosen = getattr(result, "topk_ids", None)
         if self._now.forward is not None and chosen is not None:
-            self._now.forward.experts.append(snapshot(chosen))
+            self._now.forward.experts.append(snapshot(dp_attention.own_rows(chosen)))
         return result
 
     def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,6 +160,9 @@ class Inner:
         """layer: of the draft; None: the target's."""
         mode, target = batch.forward_mode, layer is None
         self._now.forward = None
+        if (counts := getattr(batch, "global_num_tokens_cpu", None)) is not None:
+            own = {"tokens": len(batch.input_ids), "target": int(target)}
+            self._writer.add_numbered("gathered", "", {"counts": np.array(counts, np.int64)}, own)
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
         forward = self._begin_forward(layer, batch)

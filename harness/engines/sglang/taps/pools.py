@@ -117,6 +117,18 @@ class Pool:
         rows = self.rows(np.concatenate(parts))
         return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
+    def copies(self) -> list[Tensor]:
+        """All that is stored now."""
+        return [part.clone() for layer in self._layers for part in layer.tensors]
+
+    def slots_that_differ(self, copies: list[Tensor], first: int) -> Array:
+        """The slots, from `first` on, in which something else is stored than in these copies; of a window, its own slots."""
+        parts = [part for layer in self._layers for part in layer.tensors]
+        pairs = zip(parts, copies, strict=True)
+        differing = [torch.nonzero((now != before).flatten(1).any(1))[:, 0] for now, before in pairs]
+        slots = on_host(torch.unique(torch.cat(differing)))
+        return slots[slots >= first]
+
     def poison_all(self) -> None:
         for layer in self._layers:
             for rows, poison in zip(layer.tensors, layer.poison, strict=True):

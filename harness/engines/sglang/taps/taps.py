@@ -157,6 +157,8 @@ class Taps:
 
     def _around_batch(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._now.batch_begins(list(batch.reqs))
+        if batch.forward_mode.is_idle():
+            return self._around_idle(call, batch, *args, **kwargs)
         for request in self._now.requests:
             self.requests.setdefault(request.rid, request)
         self._record_owners()
@@ -172,6 +174,16 @@ class Taps:
             self._reached("draft")
             result = call(batch, *args, **kwargs)
             self._round_is_over(result, batch)
+        return result
+
+    def _around_idle(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """With DP attention, a batch of no request, with which a rank takes part in what others compute."""
+        self._now.draft = DraftPass()
+        self._reached("idle batch")
+        kept = {name: pool.copies() for name, pool in self.pools.items()}
+        result = call(batch, *args, **kwargs)
+        changed = {name: pool.slots_that_differ(kept[name], self._of.page) for name, pool in self.pools.items()}
+        self.writer.add_numbered("idle", "", changed)
         return result
 
     def _round_is_over(self, result: Any, batch: Any) -> None:
@@ -230,6 +242,8 @@ class Taps:
         return proposals_of(draft_input, self._of)
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.forward_mode.is_idle():
+            return call(batch, *args, **kwargs)
         self._now.draft = draft = DraftPass()
         result = call(batch, *args, **kwargs)
         self._record_draft(draft, result, batch)
@@ -282,6 +296,8 @@ class Taps:
         return "FULL_MASK" if mode is None else str(mode.name)
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.forward_mode.is_idle():
+            return call(batch, *args, **kwargs)
         if self._now.draft is None:  # a round of no steps, which verifies the bonus token alone
             self._now.draft = DraftPass()
             self._record_draft(self._now.draft, batch.spec_info, batch)

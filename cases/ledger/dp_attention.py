@@ -1,0 +1,115 @@
+"""Live, found by eagletwin: what DP attention does wrong without CUDA graphs, with the Triton backend.
+
+dp-idle-verify: a rank without requests ends when another one verifies.
+
+An idle batch takes part in verify with verify's own input, and Triton plans it as decode: it asks that input for `kv_indptr`,
+which a draft's input has. docs/findings/dp-idle-verify.
+
+dp-draft-plan: a rank with fewer requests than another ends in its first step of draft decode.
+
+Every step of the draft is planned before the first forward, which then pads the batch to that of the largest rank. The plan of
+a draft is not made again (`forward_metadata_replan_equivalent` is off there), and attention has fewer rows of `kv_indptr` than
+queries. docs/findings/dp-draft-plan.
+
+dp-padded-mask: verify of a rank with fewer requests than another reads past the end of its mask.
+
+The batch is padded with requests of one token, for which a tree's mask has no entries. docs/findings/dp-padded-mask.
+"""
+
+from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
+
+_TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata"
+_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch"
+
+IDLE = Patch(
+    name="idle-verify-without-a-plan",
+    edits=(
+        Edit(
+            target=_TRITON,
+            match="if spec_info is None or spec_info.kv_indptr is None:",
+            replacement="""# An idle batch may have verify's input, which has none.
+if getattr(spec_info, "kv_indptr", None) is None:""",
+        ),
+    ),
+)
+PLAN = Patch(
+    name="draft-decode-without-padding",
+    edits=(
+        Edit(
+            target=_BATCH,
+            match="if self.dp_spec_prefill_coordination_applied:",
+            replacement="""from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+if (
+    model_runner.is_draft_worker
+    and not self.is_extend_in_batch
+    and get_moe_a2a_backend().is_none()
+):
+    # Draft decode is planned before this, for the rows that a rank has.
+    dp_padding_mode = DpPaddingMode.SUM_LEN
+if self.dp_spec_prefill_coordination_applied:""",
+        ),
+    ),
+)
+MASK = Patch(
+    name="a-mask-of-padding",
+    edits=(
+        Edit(
+            target=_TRITON,
+            match="custom_mask = spec_info.custom_mask",
+            replacement="""custom_mask = spec_info.custom_mask
+real = forward_batch._original_batch_size
+if custom_mask is not None and real is not None and real < bs:
+    # DP attention pads the batch with requests that have no mask.
+    keys = self.get_cuda_graph_seq_len_fill_value() + num_tokens_per_req
+    custom_mask = torch.nn.functional.pad(
+        custom_mask, (0, (bs - real) * num_tokens_per_req * keys), value=True
+    )""",
+        ),
+    ),
+)
+_SETTINGS = SGLangSettings(attn_dp_size=2)
+
+ENTRIES = (
+    Entry(
+        id="dp-idle-verify",
+        title="Plan an idle batch that has the input of verify",
+        rule="engine.crash",
+        buggy="0.5.23 -",
+        trigger="DP attention without CUDA graphs, Triton attention, and a rank without requests beside one that verifies",
+        remedy=IDLE,
+        case=small_case(Request(id="a", prompt=(7,), max_new_tokens=2), model="deepseek-nextn", sglang=_SETTINGS),
+    ),
+    Entry(
+        id="dp-draft-plan",
+        title="Leave draft decode, which is planned already, unpadded",
+        rule="engine.crash",
+        buggy="0.5.23 -",
+        trigger="DP attention without CUDA graphs, Triton attention, two draft steps or more, and ranks with other numbers of "
+        "requests",
+        remedy=PLAN,
+        case=small_case(
+            Request(id="a", prompt=(7,), max_new_tokens=3),
+            Request(id="b", prompt=(7,), max_new_tokens=3),
+            Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
+            model="deepseek-nextn",
+            num_steps=2,
+            sglang=_SETTINGS,
+        ),
+    ),
+    Entry(
+        id="dp-padded-mask",
+        title="Give the requests that DP attention adds to a batch a mask in verify",
+        rule="kernel.memory",
+        buggy="0.5.23 -",
+        trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
+        remedy=MASK,
+        case=small_case(
+            Request(id="a", prompt=(7,), max_new_tokens=3),
+            Request(id="b", prompt=(7,), max_new_tokens=3),
+            Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
+            model="deepseek-nextn",
+            sglang=_SETTINGS,
+        ),
+    ),
+)
