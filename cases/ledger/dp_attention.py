@@ -14,6 +14,12 @@ queries. docs/findings/dp-draft-plan.
 dp-padded-mask: verify of a rank with fewer requests than another reads past the end of its mask.
 
 The batch is padded with requests of one token, for which a tree's mask has no entries. docs/findings/dp-padded-mask.
+
+dp-layers-logits: a multi-layer draft takes the logits of most rows of draft extend from memory that nobody wrote.
+
+Where ranks gather rows for the logits, draft extend computes those of all its rows and then selects one of each request. Its
+input says that each request has one such row, so only the first rows of the batch are gathered. PR #26997 mended the same of
+a single head. docs/findings/dp-layers-logits.
 """
 
 from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
@@ -68,6 +74,25 @@ if custom_mask is not None and real is not None and real < bs:
         ),
     ),
 )
+LOGITS = Patch(
+    name="logits-of-all-rows",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_decode",
+            match="num_tokens_for_logprob_per_req=1,",
+            replacement="""# Where logits are not pruned, every row has some.
+num_tokens_for_logprob_per_req=(
+    1
+    if getattr(
+        self.cuda_graph_runner_for_draft_extend,
+        "prune_draft_extend_logits",
+        not require_gathered_buffer(),
+    )
+    else self.speculative_num_steps + 1 + self.draft_extend_num_front_tokens
+),""",
+        ),
+    ),
+)
 _SETTINGS = SGLangSettings(attn_dp_size=2)
 
 ENTRIES = (
@@ -109,6 +134,20 @@ ENTRIES = (
             Request(id="b", prompt=(7,), max_new_tokens=3),
             Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
             model="deepseek-nextn",
+            sglang=_SETTINGS,
+        ),
+    ),
+    Entry(
+        id="dp-layers-logits",
+        title="Gather all rows of a multi-layer draft's draft extend for their logits",
+        rule="draft.proposal",
+        buggy="0.5.23 -",
+        trigger="DP attention without CUDA graphs, a multi-layer draft, and a round that accepts a draft",
+        remedy=LOGITS,
+        case=small_case(
+            Request(id="a", prompt=(7,), max_new_tokens=5),
+            Request(id="b", prompt=(7,), max_new_tokens=5, dp_rank=1),
+            model="mimo-v2",
             sglang=_SETTINGS,
         ),
     ),

@@ -5,11 +5,14 @@ move each of the three things that lie there is a rejected node's, and of a batc
 wrong stride. No release holds an intermediate state: up to 0.5.12.post1 this worker gets a tree only if
 it is built by hand (`prove --releases` does), and then all parts are missing at once: the KV rows show first.
 
-Not here: the pull request's token count of draft extend, its idle batches and its `seq_lens_sum` of None. They matter under
-data-parallel attention and under CUDA graphs alone.
+With DP attention draft extend counts the nodes of a tree, and not its longest path, of each request.
+
+Not here: the pull request's `seq_lens_sum` of None, which matters under CUDA graphs alone.
 """
 
-from ..entry import Case, Edit, Entry, Loses, Patch, Request, small_case
+from dataclasses import replace
+
+from ..entry import Case, Edit, Entry, Loses, Patch, Request, SGLangSettings, small_case
 
 _COMMON = "sglang.srt.speculative.eagle_worker_common"
 _BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
@@ -122,4 +125,29 @@ BONUS = _entry(
     _NOT_FUSED,
 )
 
-ENTRIES = (KV, TOKENS, HIDDEN, BONUS)
+_EXTEND = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode"
+WIDTH = replace(
+    _entry(
+        "width",
+        "Count the nodes of a tree in draft extend, where ranks tell each other how many tokens they have",
+        Edit(
+            target=_EXTEND,
+            match="num_tokens_per_req=self.speculative_num_draft_tokens,",
+            replacement="num_tokens_per_req=self.speculative_num_steps + 1,",
+        ),
+        "ranks.gathered",
+        small_case(
+            Request(id="a", prompt=(7,), max_new_tokens=4),
+            Request(id="b", prompt=(9,), max_new_tokens=4, dp_rank=1),
+            model="deepseek-nextn",
+            topk=2,
+            num_draft_tokens=3,
+            sglang=SGLangSettings(attn_dp_size=2),
+            exercises=("tree",),
+        ),
+        "DP attention, topk > 1, and more nodes than num_steps + 1",
+    ),
+    by_hand=None,
+)
+
+ENTRIES = (KV, TOKENS, HIDDEN, BONUS, WIDTH)
