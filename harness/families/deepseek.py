@@ -186,5 +186,6 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),
     stored="latent rows",
+    dp_attention=True,
     limits=("no FP8", "routed and shared experts are not fused"),
 )

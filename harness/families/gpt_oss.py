@@ -101,5 +101,6 @@ FAMILY = Family(
     modules=("sglang.srt.models.gpt_oss",),
     environment=ENVIRONMENT,
     names_type=True,
+    dp_attention=True,
     limits=("no MXFP4", "a context as trained: no YaRN"),
 )

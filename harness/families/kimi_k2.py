@@ -129,5 +129,6 @@ FAMILY = Family(
     layer_weights=deepseek.layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.kimi_k25_eagle3"),
     stored="latent rows",
+    dp_attention=True,
     limits=("a context as trained", "no FP8", "routed and shared experts are not fused"),
 )

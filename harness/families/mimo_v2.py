@@ -65,5 +65,6 @@ FAMILY = Family(
     checkpoint=checkpoint,
     modules=("sglang.srt.models.mimo_v2", "sglang.srt.models.mimo_v2_nextn"),
     environment=ENVIRONMENT,
+    dp_attention=True,
     limits=(*LIMITS, "values without a scale"),
 )

@@ -173,5 +173,6 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.nemotron_h", "sglang.srt.models.nemotron_h_mtp"),
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},
+    dp_attention=True,
     limits=("float32 on one rank", "experts behind every layer, of the hidden state's width", "a routed scale of 1"),
 )

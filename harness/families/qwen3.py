@@ -55,4 +55,5 @@ FAMILY = Family(
     heads=eagle3.heads,
     checkpoint=checkpoint,
     modules=("sglang.srt.models.qwen3",),
+    dp_attention=True,
 )

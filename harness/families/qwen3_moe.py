@@ -71,5 +71,6 @@ FAMILY = Family(
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.qwen3_moe",),
+    dp_attention=True,
     limits=("all layers have experts", "no shared expert"),
 )

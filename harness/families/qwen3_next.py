@@ -187,5 +187,6 @@ FAMILY = Family(
     modules=("sglang.srt.models.qwen3_next", "sglang.srt.models.qwen3_next_mtp"),
     norms_less=1,
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},
+    dp_attention=True,
     limits=("float32 on one rank", "a context as trained"),
 )

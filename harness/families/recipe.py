@@ -226,6 +226,7 @@ class Family:
     norms_less     what a checkpoint's norms are stored less: the model adds it again
     names_type     whether SGLang's class computes in the type that the checkpoint names, whatever --dtype says
     one_checkpoint whether target and draft can lie in one checkpoint, as a weight update wants
+    dp_attention   whether SGLang's class of the target runs where each rank has requests of its own
     limits         what the family's real models have and the reference or the recipes lack, in words
     draft_weights  (recipe, target, normal) -> the draft's tensors, by the names of its head; it may change the target
     heads          (recipe, draft, embedding [V, H], lm_head [V, H], proposes [N]) in float64 -> the reference's heads, by layer
@@ -247,6 +248,7 @@ class Family:
     norms_less: int = 0
     names_type: bool = False
     one_checkpoint: bool = False
+    dp_attention: bool = False
     limits: tuple[str, ...] = ()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.families import RECIPES, family_of
 
 from .dimension import Refusal, of_requests, of_settings, with_requests, with_settings
 
@@ -36,6 +37,11 @@ BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches",
 
 
 def _of_ranks(case: Case) -> Iterator[Refusal]:
+    if case.engine.sglang.attn_dp_size > 1 and not family_of(RECIPES[case.model]).dp_attention:
+        yield (
+            f"attn_dp_size with {case.model}: SGLang's class of the target has no DP attention, and its ranks end",
+            f"use one of {', '.join(name for name, one in RECIPES.items() if family_of(one).dp_attention)}",
+        )
     ranks, placed = case.engine.sglang.attn_dp_size, {request.id: request.dp_rank for request in case.requests}
     for request in case.requests:
         if request.dp_rank >= ranks:

@@ -244,7 +244,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
-        **_state_arguments(case),
+        **_state_arguments(case, mode.dp),
         **_expert_arguments(recipe, mode),
         **memory.host_cache_arguments(settings, case.page_size, mode.device),
         **adaptive.arguments(settings.adaptive),
@@ -269,17 +269,17 @@ def _of_dimensions(case: Case) -> dict[str, Any]:
     return found
 
 
-def _state_arguments(case: Case) -> dict[str, Any]:
+def _state_arguments(case: Case, ranks: int) -> dict[str, Any]:
     """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once: slots are
-    used again."""
+    used again. SGLang shares them out among ranks of DP attention."""
     if not RECIPES[case.model].target.states:
         return {}
     running = case.engine.sglang.max_running_requests
     if not case.engine.sglang.radix_cache:
-        return {"max_mamba_cache_size": running + _SPARE_STATES}
+        return {"max_mamba_cache_size": (running + _SPARE_STATES) * ranks}
     # what SGLang takes on a GPU, where batches overlap: states are tracked while a request runs, in further slots of its own
     tracked = {state_layers.strategy_argument(): "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
-    return {"max_mamba_cache_size": 5 * running + _SPARE_STATES, **tracked}
+    return {"max_mamba_cache_size": (5 * running + _SPARE_STATES) * ranks, **tracked}
 
 
 def _expert_arguments(recipe: Recipe, mode: Mode) -> dict[str, str]:

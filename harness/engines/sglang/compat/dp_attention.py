@@ -33,10 +33,14 @@ def run_on_cpu(shims: list[str]) -> None:
     """Idle batches, which have no request and no token, on a CPU."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.layers.rotary_embedding import base
+    from sglang.srt.model_executor import model_runner
 
     # forward_batch_info.py asks a backend of a CPU for it by this name
     TritonAttnBackend.get_cpu_graph_seq_len_fill_value = TritonAttnBackend.get_cuda_graph_seq_len_fill_value
     shims.append("TritonAttnBackend.get_cpu_graph_seq_len_fill_value: as on a GPU")
+    # a CPU's padding of heads to whole shares of each rank: here each rank has them all
+    model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_args, **_kwargs: config
+    shims.append("model_runner.adjust_config_with_unaligned_cpu_tp: leaves heads as they are")
     for kind in vars(base).values():
         if isinstance(kind, type) and "forward_native" in vars(kind):
             _rotate_nothing(kind)

@@ -161,7 +161,7 @@ class Inner:
         mode, target = batch.forward_mode, layer is None
         self._now.forward = None
         if (counts := getattr(batch, "global_num_tokens_cpu", None)) is not None:
-            own = {"tokens": len(batch.input_ids), "target": int(target)}
+            own = {"tokens": 0 if batch.input_ids is None else len(batch.input_ids), "target": int(target)}
             self._writer.add_numbered("gathered", "", {"counts": np.array(counts, np.int64)}, own)
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
