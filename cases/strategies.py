@@ -176,7 +176,7 @@ class Focus:
     host_policy: HostPolicy = _field(*get_args(HostPolicy), drawn=1)  # noqa: RUF009
     adaptive: bool = _field(False, True, drawn=1)
     plain_decode: bool = _field(False, True, drawn=1)
-    attn_dp_size: int = _field(1, 2, 3, drawn=1)
+    attn_dp_size: int = _field(1, 2, drawn=1)
     # Drawn with requests that have adapters, or grammars
     max_loras_per_batch: int = _field(8, 2, 1, drawn=1)
     lora_backend: LoraBackend = _field(*get_args(LoraBackend), drawn=1)  # noqa: RUF009

@@ -101,8 +101,8 @@ class Trace:
 
     @property
     def ranks(self) -> tuple["Trace", ...]:
-        """The traces of all ranks; one without tensor parallelism. With DP attention each has the part of the case that its rank
-        was to run."""
+        """The traces of all ranks; one without tensor parallelism. With DP attention each has its own rank's part of the
+        case."""
         return (self,) if self.earlier else self.processes if self.header.engine.dp == 1 else self._shares
 
     @cached_property

@@ -142,9 +142,11 @@ class Host:
             self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
             mode = mode_of_case(self.mode, configuration.engine.sglang)
-            build = protocol.Build(configuration, patches, kernels, mode, foreseen=self._forkable(configuration, foreseen))
+            build = protocol.Build(
+                configuration, patches, kernels, mode, foreseen=self._forkable(configuration, mode, foreseen)
+            )
             engine = self._fork_engine(build)
-            most = MAX_ENGINES if self.mode.processes == 1 else 1
+            most = MAX_ENGINES if mode.processes == 1 else 1
             for name in idle[: max(0, len(self._engines) - most + 1)] if engine is None else ():
                 self._engines.pop(name).close()
             engine = engine or self._with_plain(build)
@@ -155,10 +157,10 @@ class Host:
                 self._engines[name] = used
         return engine
 
-    def _forkable(self, configuration: Case, foreseen: Collection[Patch]) -> tuple[str, ...]:
+    def _forkable(self, configuration: Case, mode: Mode, foreseen: Collection[Patch]) -> tuple[str, ...]:
         """The functions that these patches change, where an engine may be forked from another: what is connected to other
         ranks, uses a GPU, or has one beside it that decodes plainly cannot."""
-        if self.mode.device != "cpu" or self.mode.processes > 1 or configuration.engine.sglang.plain_decode:
+        if mode.device != "cpu" or mode.processes > 1 or configuration.engine.sglang.plain_decode:
             return ()
         return tuple(sorted({target for patch in foreseen for target in patch.targets}))
 

@@ -47,7 +47,13 @@ def not_in_stages(case: Case, stages: int) -> str:
     return _not_with(case, "pp")
 
 
-_WHERE = {"pp": "in a pipeline", "dp": "with DP attention", "tp": "on several ranks", "device": "on a GPU", "dtype": "in bfloat16"}
+_WHERE = {
+    "pp": "in a pipeline",
+    "dp": "with DP attention",
+    "tp": "on several ranks",
+    "device": "on a GPU",
+    "dtype": "in bfloat16",
+}
 
 
 def _not_with(case: Case, option: str) -> str:

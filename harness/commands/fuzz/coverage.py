@@ -52,7 +52,12 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     **{f"updates={how}": ("update_weights", how) for how in FOCUS_VALUES["update_weights"] if how},
 }
 # Topics and values that a block is drawn with, in place of being drawn until it has them.
-_HELD: Mapping[str, tuple[str, Any]] = {"dp-attention": ("attn_dp_size", 2), "chains": ("topk", TOPKS[0]), "small-trees": ("tree_size", SMALL_TREE), **VALUES}
+_HELD: Mapping[str, tuple[str, Any]] = {
+    "dp-attention": ("attn_dp_size", 2),
+    "chains": ("topk", TOPKS[0]),
+    "small-trees": ("tree_size", SMALL_TREE),
+    **VALUES,
+}
 # Options, and fields of Mode, without which a case may run that does not with them.
 _OPTIONS = ("pp", "tp", "dtype", "attention", "graphs", "device")
 

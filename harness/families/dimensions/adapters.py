@@ -38,7 +38,11 @@ ADAPTER = of_requests(
     example=Adapter(),
     draw_case=draw_each("adapter", (None, *ADAPTERS)),
     refusals=_refusals,
-    modes={"pp": "not driven", "dtype": "how far off their part of an output may be is known in float32 alone"},
+    modes={
+        "pp": "not driven",
+        "dp": "SGLang refuses it",
+        "dtype": "how far off their part of an output may be is known in float32 alone",
+    },
     happened={
         "several_adapters": (
             "requests with different adapters, or with one and without, were in one decode batch",

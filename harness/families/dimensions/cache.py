@@ -46,7 +46,7 @@ HOST = of_settings(
     kind=True,
     without=_without_host,
     refusals=_refusals,
-    modes={"pp": "not driven"},
+    modes={"pp": "not driven", "dp": "not tried"},
     happened={
         "host_written": (
             "rows of the prefix cache were written to the host",

@@ -93,7 +93,7 @@ IN_STEP = _of_events(
     key="aborts-in-step",
     draw_case=_draw,
     simpler=_simpler,
-    modes={"pp": "not driven"},
+    modes={"pp": "not driven", "dp": "not tried"},
     happened={
         "abort_in_step": (
             "a request was aborted while a batch of it ran: after its launch, and before its result was looked at",

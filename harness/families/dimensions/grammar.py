@@ -159,7 +159,7 @@ GRAMMAR = of_requests(
     draw=_draw,
     settle=_settle,
     refuses=_refusals,
-    modes={"pp": "not driven"},
+    modes={"pp": "not driven", "dp": "not tried"},
     kind=True,
     kinds={"mixed_grammar": lambda case: case.constrains and case.engine.sglang.mixed_chunks},
     happened={
@@ -186,7 +186,7 @@ BACKEND = of_settings(
     "grammar backend",
     key="llguidance",
     has=_by_another,
-    modes={"pp": "not driven"},
+    modes={"pp": "not driven", "dp": "not tried"},
     kinds={"grammar_of_llguidance": _by_another},
 )
 DIMENSIONS = (GRAMMAR, BACKEND)

@@ -9,6 +9,7 @@ DIMENSION = of_settings(
     kind=True,
     modes={
         "pp": "not driven",
+        "dp": "not tried",
         "tp": "not tried, its answers are those of one process",
         "device": "not tried, its answers are those of one process on a CPU",
     },

@@ -21,19 +21,20 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 
 _ELSEWHERE = {"pp": "not tried", "tp": "not tried"}
-PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_ELSEWHERE)
+_NOT_ON_RANKS = _ELSEWHERE | {"dp": "not tried"}
+PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_NOT_ON_RANKS)
 GRAPHS = of_settings(
     "graphs",
     "CUDA graphs",
     key="graphs",
     kind=True,
-    modes=_ELSEWHERE,
+    modes=_NOT_ON_RANKS,
     without=lambda case: iter([with_settings(case, graphs=(), prefill_graphs=())]),
     simpler=lambda case: iter([with_settings(case, graphs=(size,)) for size in case.engine.sglang.graphs[::-1]][:-1]),
     refusals=_refusals,
 )
 OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
-BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
+BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_NOT_ON_RANKS)
 
 
 def _of_ranks(case: Case) -> Iterator[Refusal]:

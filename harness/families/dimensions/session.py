@@ -140,7 +140,7 @@ DIMENSION = of_requests(
     without=lambda case: iter([_without(case, case.sessions)]),
     kind=True,
     kinds={"session_with_adapter": lambda case: bool(case.sessions) and bool(case.adapters)},
-    modes={"pp": "not driven"},
+    modes={"pp": "not driven", "dp": "not tried"},
     argument="enable_streaming_session",
     happened={name: (sentence, lambda run, name=name: name in run.sessions) for name, sentence in _SENTENCES.items()},
 )

@@ -23,7 +23,9 @@ def _refusals(case: Case) -> Iterator[Refusal]:
         )
 
 
-UPDATES = of_settings("update_weights", "weight update", key="updates", modes={"pp": "not driven"}, refusals=_refusals)
+UPDATES = of_settings(
+    "update_weights", "weight update", key="updates", modes={"pp": "not driven", "dp": "not tried"}, refusals=_refusals
+)
 BATCH = of_settings(
     "max_running_requests",
     "batch limit",

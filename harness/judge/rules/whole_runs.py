@@ -68,7 +68,9 @@ class DPAttention(Rules):
         """With DP attention all ranks run the same forwards, and each counts of every rank the tokens that it has."""
         place, counts = Place(record, "iteration"), self._trace.integers(number, "counts")
         rank = self._trace.header.engine.rank
-        self._compare.integers(place, "ranks.gathered", [record.numbers["tokens"]], counts[rank : rank + 1], "tokens of rank", rank)
+        self._compare.integers(
+            place, "ranks.gathered", [record.numbers["tokens"]], counts[rank : rank + 1], "tokens of rank", rank
+        )
 
     @rule("ranks.idle", "4", weights="no")
     @stages("idle")
@@ -77,7 +79,9 @@ class DPAttention(Rules):
         for name in sorted(record.tensors):
             slots = self._trace.integers(number, name)
             if self._compare.on("ranks.idle") and slots:
-                self._compare.report(Place(record, "iteration"), "ranks.idle", f"slots of {name} that changed", "none", str(slots))
+                self._compare.report(
+                    Place(record, "iteration"), "ranks.idle", f"slots of {name} that changed", "none", str(slots)
+                )
 
 
 # Rules that no record breaks by itself: what ranks agree on (ranks.py), and what ends a run (judge.py).
