@@ -13,7 +13,8 @@ queries. docs/findings/dp-draft-plan.
 
 dp-padded-mask: verify of a rank with fewer requests than another reads past the end of its mask.
 
-The batch is padded with requests of one token, for which a tree's mask has no entries. docs/findings/dp-padded-mask.
+The batch is padded with requests of one token, for which a tree's mask has no entries. Layers that keep a state read past the
+links of its nodes as well, on a rank without requests too. docs/findings/dp-padded-mask.
 
 dp-layers-logits: a multi-layer draft takes the logits of most rows of draft extend from memory that nobody wrote.
 
@@ -58,7 +59,7 @@ if self.dp_spec_prefill_coordination_applied:""",
     ),
 )
 MASK = Patch(
-    name="a-mask-of-padding",
+    name="trees-of-padding",
     edits=(
         Edit(
             target=_TRITON,
@@ -71,6 +72,18 @@ if custom_mask is not None and real is not None and real < bs:
     custom_mask = torch.nn.functional.pad(
         custom_mask, (0, (bs - real) * num_tokens_per_req * keys), value=True
     )""",
+        ),
+        Edit(
+            target="sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata",
+            match="# None during dummy run",
+            replacement="""if retrieve_next_token is not None and len(retrieve_next_token) < bs:
+    # DP attention pads the batch with requests that have no tree.
+    pad = (0, 0, 0, bs - len(retrieve_next_token))
+    retrieve_next_token, retrieve_next_sibling = (
+        torch.nn.functional.pad(links, pad, value=-1)
+        for links in (retrieve_next_token, retrieve_next_sibling)
+    )
+# None during dummy run""",
         ),
     ),
 )
@@ -124,7 +137,7 @@ ENTRIES = (
     ),
     Entry(
         id="dp-padded-mask",
-        title="Give the requests that DP attention adds to a batch a mask in verify",
+        title="Give the requests that DP attention adds to a batch a tree in verify",
         rule="kernel.memory",
         buggy="0.5.23 -",
         trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
@@ -133,7 +146,8 @@ ENTRIES = (
             Request(id="a", prompt=(7,), max_new_tokens=3),
             Request(id="b", prompt=(7,), max_new_tokens=3),
             Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
-            model="deepseek-nextn",
+            model="qwen3.5-nextn",
+            topk=2,
             sglang=_SETTINGS,
         ),
     ),

@@ -94,7 +94,7 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
 
 
 def _not_on_several(case: Case, mode: Mode) -> str:
-    if mode.graphs and mode.device == "cpu" and mode.processes > 1:
+    if mode.graphs and mode.device == "cpu" and mode.tp * mode.pp > 1:
         return "CUDA graphs on a CPU, on several ranks or in stages: not tried"
     if mode.dp > 1 and (why := _not_with(case, "dp")):
         return why

@@ -21,7 +21,7 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 
 _ELSEWHERE = {"pp": "not tried", "tp": "not tried"}
-_NOT_ON_RANKS = _ELSEWHERE | {"dp": "not tried"}
+_NOT_ON_RANKS = _ELSEWHERE
 PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_NOT_ON_RANKS)
 GRAPHS = of_settings(
     "graphs",

@@ -9,6 +9,7 @@ import torch.distributed
 from torch import Tensor
 
 from .. import blame
+from ..graphs import tape
 
 
 def arguments(ranks: int) -> dict[str, int]:
@@ -31,6 +32,7 @@ def ports_of(arguments: Any) -> Any:
 
 def run_on_cpu(shims: list[str]) -> None:
     """Idle batches, which have no request and no token, on a CPU."""
+    from sglang.srt.layers import dp_attention
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.layers.rotary_embedding import base
     from sglang.srt.model_executor import model_runner
@@ -38,6 +40,8 @@ def run_on_cpu(shims: list[str]) -> None:
     # forward_batch_info.py asks a backend of a CPU for it by this name
     TritonAttnBackend.get_cpu_graph_seq_len_fill_value = TritonAttnBackend.get_cuda_graph_seq_len_fill_value
     shims.append("TritonAttnBackend.get_cpu_graph_seq_len_fill_value: as on a GPU")
+    dp_attention.memcpy_func = dp_attention.memcpy_triton  # what a CPU has reads counts on the host
+    shims.append("dp_attention.memcpy_func: the Triton kernel")
     # a CPU's padding of heads to whole shares of each rank: here each rank has them all
     model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_args, **_kwargs: config
     shims.append("model_runner.adjust_config_with_unaligned_cpu_tp: leaves heads as they are")
@@ -57,6 +61,29 @@ def _rotate_nothing(kind: Any) -> None:
     kind.forward_native = forward_native
 
 
+def meet_in_graphs(shims: list[str]) -> None:
+    """Collectives that SGLang has NCCL run while a graph is captured: gloo's, each of them one node of the graph."""
+    from sglang.srt.distributed.device_communicators.pynccl import PyNcclCommunicator
+
+    def all_reduce(self: Any, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> None:
+        torch.distributed.all_reduce(tensor, op, self.group)
+
+    def outplace_all_reduce(self: Any, tensor: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        result = tensor.clone()
+        torch.distributed.all_reduce(result, group=self.group)
+        return result
+
+    def all_gather(self: Any, output: Tensor, tensor: Tensor, *_args: Any, **_kwargs: Any) -> None:
+        torch.distributed.all_gather_into_tensor(output, tensor, self.group)
+
+    def reduce_scatter(self: Any, output: Tensor, tensor: Tensor, *_args: Any, **_kwargs: Any) -> None:
+        output.copy_(outplace_all_reduce(self, tensor).tensor_split(self.world_size)[self.rank])
+
+    for method in (all_reduce, outplace_all_reduce, all_gather, reduce_scatter):
+        setattr(PyNcclCommunicator, method.__name__, tape.opaque(method))
+    shims.append("PyNcclCommunicator: gloo's collectives")
+
+
 def all_agree(scheduler: Any, mine: bool) -> bool:
     """Whether all ranks say yes. Each asks at the same iteration: they meet in each of SGLang's, too."""
     flag = torch.tensor([int(mine)])
@@ -69,8 +96,14 @@ def own_rows(chosen: Tensor) -> Tensor:
     """Of something with a row for each token that all ranks gathered, the rows of this rank."""
     from sglang.srt.layers import dp_attention
 
-    counts, slot = dp_attention.get_dp_global_num_tokens(), torch.distributed.get_rank()
+    counts, rank = dp_attention.get_dp_global_num_tokens(), torch.distributed.get_rank()
     if not counts or len(chosen) != sum(counts):
         return chosen
-    begin = sum(counts[:slot])
-    return chosen[begin : begin + counts[slot]]
+    begin = sum(counts[:rank])
+    return chosen[begin : begin + counts[rank]]
+
+
+def own_rows_in_graph(chosen: Tensor) -> Tensor:
+    """The same in a graph, in which all ranks have as many rows."""
+    ranks = torch.distributed.get_world_size()
+    return chosen.tensor_split(ranks)[torch.distributed.get_rank()] if ranks > 1 else chosen

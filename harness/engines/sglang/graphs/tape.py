@@ -36,6 +36,7 @@ _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squee
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 _BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
 _NOWHERE = ("", 0, "")
+_MEETS = "c10d"  # the namespace of collectives
 
 
 class Watcher(Protocol):
@@ -311,7 +312,7 @@ class _Recorder(DispatchMode):
         made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
         run = functools.partial(_make, function, frozen, named, made)
         if writes:
-            run = functools.partial(hand_on, function, *frozen, **named)
+            run = functools.partial(_meet if function.namespace == _MEETS else hand_on, function, *frozen, **named)
         elif name in _EMPTY:
             run = functools.partial(poison, made)
         self._tape.add(run, made, tensors((frozen, named)), writes)
@@ -319,7 +320,9 @@ class _Recorder(DispatchMode):
 
 
 def writes_to(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operation writes in place."""
+    """The tensors that an operation writes in place. A collective of torch's does not say which."""
+    if function.namespace == _MEETS:
+        return tensors((args, kwargs))
     written = _written_arguments(function)
     return tensors([args[n] if n < len(args) else kwargs.get(name) for n, name in written]) if written else []
 
@@ -328,6 +331,12 @@ def writes_to(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
 def _written_arguments(function: Any) -> tuple[tuple[int, str], ...]:
     schema = enumerate(function._schema.arguments)
     return tuple((n, one.name) for n, one in schema if one.alias_info is not None and one.alias_info.is_write)
+
+
+def _meet(function: Any, *args: Any, **kwargs: Any) -> None:
+    """Run a collective, and wait until it is over."""
+    _, work = hand_on(function, *args, **kwargs)
+    work.wait()
 
 
 def _make(function: Any, args: Any, kwargs: Any, made: tuple[Tensor, ...]) -> None:

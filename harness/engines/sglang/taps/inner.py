@@ -119,6 +119,8 @@ class Inner:
 
     def _around_select(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
+        if not self._now.requests:  # an idle batch
+            return result
         self._now.drafting().proposed = True
         if self._of.topk > 1:
             self._now.drafting().step_selects(result)
@@ -126,6 +128,8 @@ class Inner:
 
     def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
+        if not self._now.requests:
+            return call(batch, *args, **kwargs)
         draft, count = self._now.drafting(), len(self._now.requests)
         result = call(batch, *args, **kwargs)
         if self._of.tapes:
@@ -138,7 +142,8 @@ class Inner:
 
     def _around_prepare(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """All layers of a multi-layer draft are about to run in graphs."""
-        self._now.extending().in_graph = not self._of.tapes
+        if self._now.requests:
+            self._now.extending().in_graph = not self._of.tapes
         return call(*args, **kwargs)
 
     def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +210,7 @@ class Inner:
         forward.record(self._writer)
 
     def step_selects_in_graph(self, scores: Tensor, tokens: Tensor) -> None:
-        if self._now.draft is not None:
+        if self._now.draft is not None and self._now.requests:
             count = len(self._now.requests)
             self._now.draft.proposed = True
             if self._of.topk > 1:
@@ -213,7 +218,7 @@ class Inner:
 
     def router_chooses_in_graph(self, chosen: Tensor) -> None:
         if self.states and self._now.forward is not None:
-            self._now.forward.experts.append(snapshot(chosen))
+            self._now.forward.experts.append(snapshot(dp_attention.own_rows_in_graph(chosen)))
 
     def _forward_of(self, batch: Any, target: bool) -> ForwardPass:
         """Whose rows a forward has, and how many of each request."""
