@@ -20,9 +20,9 @@ from ..entry import Entry, Known, Probe
 # those that are, in the order of names.
 _ORDER = """
 pr_10846 pr_22088 pr_25015 pr_26329 pr_26972 pr_26997 pr_33758 pr_8409 pr_22954 row_overflow indices_overflow
-overlap_context_end small_tree chain_hidden multi_layer_plan multi_layer_pp_proxy multi_layer_chunk_tail multi_layer_topk
-host_abort host_layers session tree_window certain_node logit_processor min_p penalties input_logprob_id hidden grammar
-guidance impossible_sampler mixed_grammar mixed_memory mixed_state retracted boundary_kv greedy_drafts
+overlap_context_end small_tree chain_hidden multi_layer multi_layer_chunk_tail multi_layer_topk
+host session tree_window certain_node logit_processor min_p penalties input_logprob_id hidden grammar
+guidance impossible_sampler mixed retracted boundary_kv greedy_drafts
 retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
 hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive
 pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads

@@ -101,7 +101,7 @@ _REVERTS_BEFORE = {
 
 
 def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad: str = "", hidden: str = "") -> Entry:
-    # a prefill shows it; from 0.5.13 to 0.5.15.post1 what comes after it is wrong for another reason (multi_layer_plan.py)
+    # a prefill shows it; from 0.5.13 to 0.5.15.post1 what comes after it is wrong for another reason (multi_layer.py)
     return Entry(
         id=f"22954-{part}",
         title=f"Have each layer of a multi-layer draft use its own runner's {what}",

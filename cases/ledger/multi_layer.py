@@ -1,4 +1,6 @@
-"""0.5.13 to 0.5.15.post1: without CUDA graphs, attention of a multi-layer draft's decode ran with the plan of an earlier
+"""Two bugs of the multi-layer worker.
+
+0.5.13 to 0.5.15.post1: without CUDA graphs, attention of a multi-layer draft's decode ran with the plan of an earlier
 forward.
 
 From 0.5.13 on each runner's forward asks its own attention backend, whose plan (`forward_metadata`: which KV rows each query
@@ -12,6 +14,11 @@ plan in another place and were right.
 
 The lines of draft extend are as old as the worker, and were right while attention asked the batch for its backend, which was
 runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that one's plan was made.
+
+`multi-layer-pp-proxy`: 0.5.19 and 0.5.20: multi-layer EAGLE without overlap scheduling died of its first batch.
+
+The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does not overlap; the multi-layer worker takes the
+argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
 """
 
 from collections.abc import Mapping
@@ -84,6 +91,27 @@ def _entry(part: str, title: str, rule: str, beside: Mapping[str, Patch]) -> Ent
     )
 
 
+_WORKER = f"{_FILE}.MultiLayerEagleWorkerV2.forward_batch_generation"
+
+PP_PROXY = Entry(
+    id="multi-layer-pp-proxy",
+    title="Let the multi-layer worker take the scheduler's pp_proxy_tensors",
+    rule="engine.crash",
+    buggy="0.5.19 - 0.5.20",
+    fixed="0.5.21",
+    last_bad="0.5.20",
+    trigger="multi-layer EAGLE with the overlap scheduler off",
+    revert=Patch(
+        name="revert-multi-layer-pp-proxy",
+        edits=(
+            Edit(target=_WORKER, match="pp_proxy_tensors=None,", replacement=""),
+            Edit(target=_WORKER, match="pp_proxy_tensors=pp_proxy_tensors,", replacement="pp_proxy_tensors=None,"),
+        ),
+    ),
+    on_cuda=OnCuda(hidden={"overlap": "with overlap the scheduler does not hand the argument over"}),
+    case=small_case(Request(id="a", prompt=(7,), max_new_tokens=1), model="llama-mtp"),
+)
+
 ENTRIES = (
     _entry("verify", "Plan the attention of target verify", "target.hidden", {}),
     _entry(
@@ -92,4 +120,5 @@ ENTRIES = (
         "draft.proposal",
         {"0.5.15.post1": _PLAN_VERIFY},
     ),
+    PP_PROXY,
 )
