@@ -25,7 +25,7 @@ host session tree_window certain_node logit_processor min_p penalties input_logp
 guidance impossible_sampler mixed retracted boundary_kv greedy_drafts
 retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
 hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive
-pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
+pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads dsa_draft_reads
 """.split()  # noqa: SIM905
 
 

@@ -8,6 +8,11 @@ column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
 from ..entry import FunctionCall, Probe, small_patch
 from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, kernel_inputs
 
+READS = tuple(
+    [first_slot(request) + column for request, m in enumerate(COMMITTED) for column in range(m + step)]
+    for step in range(1, NUM_STEPS)
+)
+
 ENTRY = Probe(
     id="dsv4-draft-reads",
     title="Draft decode reads its own rows (DeepSeek-V4 on CUDA)",
@@ -17,10 +22,7 @@ ENTRY = Probe(
     call=FunctionCall(
         name="step_reads",
         given=kernel_inputs(),
-        expected=tuple(
-            [first_slot(request) + column for request, m in enumerate(COMMITTED) for column in range(m + step)]
-            for step in range(1, NUM_STEPS)
-        ),
+        expected=READS,
         what="slots read by draft decode step",
         words=f"step_reads {COMMITTED} {NUM_STEPS}",
     ),

@@ -32,11 +32,12 @@ SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 RECONSTRUCT = f"{SPECULATIVE}.reconstruct_tree"
 NGRAM = "sglang.srt.speculative.ngram_worker"
 DSV4 = "sglang.srt.layers.attention.deepseek_v4_backend"
+DSA = "sglang.srt.layers.attention.dsa_backend"
 DSV4_PLANS = "sglang.kernels.ops.attention.dsv4.attn_metadata_kernels"
 
 MODULES = (
     *(TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC, SAMPLER),
-    *(SCATTER, RECONSTRUCT, NGRAM, DSV4, DSV4_PLANS),
+    *(SCATTER, RECONSTRUCT, NGRAM, DSV4, DSV4_PLANS, DSA),
 )
 """The modules of 0.5.23 that hold the functions of this tier."""
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -26,36 +26,42 @@ from eagletwin.harness.engines import protocol, triton_cpu
 from . import patches
 from .compat import kernel_modules as era
 
-# SGLang's multi-step draft backend of DeepSeek-V4 on a CPU: its own classes and pools, of one draft layer.
+# SGLang's multi-step draft backends of DeepSeek-V4 and of DSA on a CPU: their own classes, for one draft layer.
 #
-# Before the first step of draft decode it plans all of them: which slots a step writes, and which it reads. The plan is made in
-# torch and in Triton kernels, which run here. Beside it lie schedules of FlashMLA, of DeepGEMM's indexer and of the
-# compressors, made by code that a GPU needs: none of them holds a slot, a draft layer of NextN needs the first alone, and none
-# is made here. Attention itself is FlashMLA, and does not run.
+# Before the first step of draft decode such a backend plans all of them: which slots a step writes, and which it reads. The
+# plan is made in torch and in Triton kernels, which run here. Beside it lie schedules of FlashMLA, of DeepGEMM's indexer and of
+# the compressors, made by code that a GPU needs: none of them holds a slot, a draft layer of NextN needs the first alone, and
+# none is made here. Attention itself is FlashMLA or FlashAttention, and does not run.
 
 BACKEND = "sglang.srt.layers.attention.deepseek_v4_backend"
 PAGE_SIZE, WINDOW = 256, 128  # the backend demands the first; the second is its SWA_WINDOW
 _HEAD = 512  # it demands this, too
+
+DSA_PAGE, DSA_TOPK = 64, 128  # its indexer demands the first; a model chooses how many rows a query attends to
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """What one step of draft decode is planned to do, a number or a list for each request.
 
+    length         how many rows of the request lie before and at its own, as far as the step is told
+    reads          slots that it attends to, the oldest first: of V4 in the pool of the window, of DSA those to choose from
+    pages          the request's pages
+    chosen         DSA: how many of them it chooses
+
+    V4 alone, DSA's plan has none:
     writes         slots of the rows that it writes
     window_writes  the same in the pool of the window; empty: the release translates them when it stores
-    length         how many rows of the request lie before and at its own, as far as the step is told
     position       where it stands, as far as it is told
-    reads          slots in the pool of the window that it attends to, the oldest first
-    pages          the request's pages
     """
 
-    writes: list[int]
-    window_writes: list[int]
     length: list[int]
-    position: list[int]
     reads: list[list[int]]
     pages: list[list[int]]
+    chosen: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    window_writes: list[int] = field(default_factory=list)
+    position: list[int] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -69,35 +75,65 @@ def draft_backend(req_to_token: Tensor, full_to_window: Tensor, num_steps: int) 
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     module = importlib.import_module(BACKEND)
-    requests, columns = req_to_token.shape
-    arguments = {
-        "attention_backend": "dsv4",
-        "device": "cpu",
-        "speculative_algorithm": "EAGLE",
-        "speculative_eagle_topk": 1,
-        "speculative_num_steps": num_steps,
-        "speculative_num_draft_tokens": num_steps + 1,
-    }
-    with _without_schedules(module), era.deepseek_v4_configured(**arguments) as server_arguments:
+    with _without_schedules(module), _configured("dsv4", num_steps) as server_arguments:
+        requests, columns = req_to_token.shape
         pool = era.deepseek_v4_pool(DeepSeekV4TokenToKVPool, PAGE_SIZE, len(full_to_window) - 1, requests)
         pool.register_mapping(full_to_window)
-        runner = SimpleNamespace(
-            device="cpu",
-            page_size=PAGE_SIZE,
-            model_config=SimpleNamespace(
-                context_len=columns,
-                head_dim=_HEAD,
-                v_head_dim=_HEAD,
-                hf_text_config=SimpleNamespace(index_topk=_HEAD),
-            ),
-            req_to_token_pool=SimpleNamespace(req_to_token=req_to_token, size=requests),
-            token_to_kv_pool=pool,
-            hisparse_coordinator=None,
-            is_draft_worker=True,
-            server_args=server_arguments,
-            spec_algorithm=SpeculativeAlgorithm.EAGLE,
+        sizes = SimpleNamespace(
+            context_len=columns, head_dim=_HEAD, v_head_dim=_HEAD, hf_text_config=SimpleNamespace(index_topk=_HEAD)
+        )
+        runner = _runner(
+            req_to_token, pool, PAGE_SIZE, sizes, server_args=server_arguments, spec_algorithm=SpeculativeAlgorithm.EAGLE
         )
         yield module.DeepseekV4MultiStepBackend(runner, 1, num_steps)
+
+
+@contextlib.contextmanager
+def dsa_draft_backend(req_to_token: Tensor, num_steps: int) -> Iterator[Any]:
+    """A DeepseekSparseAttnMultiStepBackend, or what it was before 0.5.13, for as long as the block takes.
+
+    req_to_token  [requests, columns] int32: columns a multiple of DSA_PAGE
+    """
+    found = era.dsa_backend()
+    if found is None:
+        raise NoSuchFunction("the release has no DSA backend")
+    module, name = found
+    config = SimpleNamespace(architectures=["DeepseekV3ForCausalLMNextN"], index_topk=DSA_TOPK)
+    width = {"qk_nope_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    pool = SimpleNamespace(dsa_kv_cache_store_fp8=False, nsa_kv_cache_store_fp8=False, kv_cache_dim=576, dtype=torch.bfloat16)
+    sizes = SimpleNamespace(hf_config=config, context_len=req_to_token.shape[1], num_attention_heads=16, **width)
+    with era.dsa_without_a_gpu(module), _configured("dsa", num_steps) as server_arguments:
+        runner = _runner(
+            req_to_token, pool, DSA_PAGE, sizes, server_args=server_arguments, kv_cache_dtype=pool.dtype, max_running_requests=8
+        )
+        yield getattr(module, name)(runner, 1, num_steps)
+
+
+def _configured(name: str, num_steps: int) -> contextlib.AbstractContextManager[Any]:
+    """SGLang configured for EAGLE with this backend, and chains of num_steps."""
+    return era.draft_configured(
+        attention_backend=name,
+        device="cpu",
+        speculative_algorithm="EAGLE",
+        speculative_eagle_topk=1,
+        speculative_num_steps=num_steps,
+        speculative_num_draft_tokens=num_steps + 1,
+        **era.DSA_KERNELS if name == "dsa" else {},
+    )
+
+
+def _runner(req_to_token: Tensor, pool: Any, page_size: int, sizes: Any, **more: Any) -> Any:
+    """What a backend reads of the draft's ModelRunner."""
+    return SimpleNamespace(
+        device="cpu",
+        page_size=page_size,
+        model_config=sizes,
+        req_to_token_pool=SimpleNamespace(req_to_token=req_to_token, size=len(req_to_token)),
+        token_to_kv_pool=pool,
+        hisparse_coordinator=None,
+        is_draft_worker=True,
+        **more,
+    )
 
 
 @contextlib.contextmanager
@@ -133,11 +169,11 @@ def plan(backend: Any, rows: Sequence[int], lengths: Sequence[int], slots: Seque
         "seq_lens_sum": sum(lengths),
         "out_cache_loc": torch.tensor(slots),
         "positions": held.clone(),
-        "req_to_token_pool": SimpleNamespace(req_to_token=backend.req_to_token),  # up to 0.5.12.post1
+        "req_to_token_pool": SimpleNamespace(req_to_token=backend.attn_backends[0].req_to_token),  # up to 0.5.12.post1
     }
     known = {field.name for field in dataclasses.fields(ForwardBatch)}
     backend.init_forward_metadata(ForwardBatch(**{name: value for name, value in given.items() if name in known}))
-    planned = [of for of in backend.attn_backends if of.forward_metadata is not None]
+    planned = [of for of in backend.attn_backends if getattr(of, "forward_metadata", None) is not None]
     return [plan_of(of) for of in planned]
 
 
@@ -145,7 +181,9 @@ def plan_of(of: Any) -> StepPlan:
     """What the backend of a step has planned."""
     if hasattr(of, "_maybe_upgrade_forward_metadata"):  # up to 0.5.12.post1 the first layer makes the rest of the plan
         of._maybe_upgrade_forward_metadata()
-    core = of.forward_metadata.core_attn_metadata
+    core = getattr(of.forward_metadata, "core_attn_metadata", None)
+    if core is None:
+        return _dsa_plan_of(of.forward_metadata)
     window = getattr(core, "swa_out_cache_loc", None)
     counts = core.swa_topk_lengths.tolist()
     return StepPlan(
@@ -155,6 +193,18 @@ def plan_of(of: Any) -> StepPlan:
         position=core.positions_casual.tolist(),
         reads=[row[:count][::-1] for row, count in zip(core.swa_page_indices.tolist(), counts, strict=True)],
         pages=core.page_table.tolist(),
+    )
+
+
+def _dsa_plan_of(metadata: Any) -> StepPlan:
+    """The indexer scores the rows of pages up to the length, and attention gets those it chooses by their slots."""
+    lengths = metadata.cache_seqlens_int32.tolist()
+    chosen = getattr(metadata, "dsa_cache_seqlens_int32", None)
+    return StepPlan(
+        length=lengths,
+        reads=[row[:length] for row, length in zip(metadata.page_table_1.tolist(), lengths, strict=True)],
+        pages=metadata.real_page_table.tolist(),
+        chosen=(metadata.nsa_cache_seqlens_int32 if chosen is None else chosen).tolist(),
     )
 
 
@@ -214,6 +264,14 @@ def step_reads(committed: list[int], slots: list[int]) -> list[list[int]]:
     _, plans = _draft_steps(committed, slots)
     if not plans:
         raise RuntimeError("the backend refuses the slots that it is handed, and plans nothing (#26239)")
+    return [[slot for reads in of.reads for slot in reads] for of in plans]
+
+
+def dsa_step_reads(committed: list[int], slots: list[int]) -> list[list[int]]:
+    """step_reads of DSA's multi-step backend: the slots whose rows each step may choose."""
+    table = 1000 * torch.arange(1, len(committed) + 1)[:, None] + torch.arange(4 * DSA_PAGE)
+    with dsa_draft_backend(table.int(), len(slots) // len(committed)) as backend:
+        plans = plan(backend, range(len(committed)), committed, slots)
     return [[slot for reads in of.reads for slot in reads] for of in plans]
 
 
@@ -335,5 +393,6 @@ def serve(connection: socket.socket, probe: protocol.Probe) -> NoReturn:
 PROBES: dict[str, Callable[..., list[list[int]]]] = {
     "step_slots": step_slots,
     "step_reads": step_reads,
+    "dsa_step_reads": dsa_step_reads,
     "kept_states": kept_states,
 }

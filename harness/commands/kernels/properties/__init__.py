@@ -8,9 +8,9 @@ from eagletwin.harness.core.terminal import count, nearest
 
 from ...options import nothing_run
 from ..tier import Property
-from . import cache_locs, commit, deepseek_v4, kv_indices, kv_move, rotate, sampling, select, tree, two_ways
+from . import cache_locs, commit, draft_plans, kv_indices, kv_move, rotate, sampling, select, tree, two_ways
 
-FILES = (tree, sampling, select, cache_locs, kv_indices, commit, kv_move, rotate, two_ways, deepseek_v4)
+FILES = (tree, sampling, select, cache_locs, kv_indices, commit, kv_move, rotate, two_ways, draft_plans)
 ALL: tuple[Property, ...] = tuple(of for file in FILES for of in file.PROPERTIES)
 FUNCTIONS: dict[str, list[Property]] = {
     target: [of for of in ALL if target in of.functions] for target in dict.fromkeys(t for of in ALL for t in of.functions)

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
+from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,19 +22,22 @@ from eagletwin.harness.engines.triton_cpu import LivePools
 
 from ..blame import hand_on
 
-# What DeepSeek-V4's backend and pool want to be built with: where configuration lies, and which sizes a pool is given.
+# What the backends of DeepSeek-V4 and of DSA want to be built with: where configuration lies, and which sizes a pool is given.
 
 _CONTEXT = "sglang.srt.runtime_context"
 _ONE_RANK = {"attn_tp_size": 1, "attn_tp_rank": 0, "attn_cp_size": 1, "attn_cp_rank": 0}
 
 
 @contextlib.contextmanager
-def deepseek_v4_configured(**fields: Any) -> Iterator[Any]:
-    """The release's server arguments with these fields, where its classes look for them; one rank.
+def draft_configured(**fields: Any) -> Iterator[Any]:
+    """The release's server arguments with those of these fields that it has, where its classes look for them; one rank.
 
     Up to 0.5.14 they are a global of server_args, then a slot of the runtime context, and since 0.5.16 it takes single fields.
     """
     context = importlib.import_module(_CONTEXT) if importlib.util.find_spec(_CONTEXT) is not None else None
+    module = importlib.import_module("sglang.srt.server_args")
+    known = getattr(module.ServerArgs, "__struct_fields__", ()) or module.ServerArgs.__dataclass_fields__
+    fields = {name: value for name, value in fields.items() if name in known}
     with contextlib.ExitStack() as stack:
         if context is not None:
             stack.enter_context(context.get_parallel().override(**_ONE_RANK))
@@ -42,7 +46,6 @@ def deepseek_v4_configured(**fields: Any) -> Iterator[Any]:
             stack.callback(override.restore)
             yield override.install()
             return
-        module = importlib.import_module("sglang.srt.server_args")
         arguments = SimpleNamespace(**_defaults(module.ServerArgs) | fields)
         slot = context is not None and hasattr(context.get_context(), "_server_args")
         holder, name = (context.get_context(), "_server_args") if context and slot else (module, "_global_server_args")
@@ -73,6 +76,40 @@ def deepseek_v4_pool(kind: type, page_size: int, slots: int, requests: int) -> A
     known = inspect.signature(kind).parameters
     given: dict[str, Any] = {**sizes, **states, **model, **layers, **where}
     return kind(**{name: value for name, value in given.items() if name in known})
+
+
+DSA_KERNELS = {
+    **{f"{name}_prefill_backend": "flashmla_sparse" for name in ("dsa", "nsa")},
+    **{f"{name}_decode_backend": "fa3" for name in ("dsa", "nsa")},  # its plan has no schedule, which a GPU would make
+    "dsa_topk_backend": "torch",
+    "speculative_dsa_topk_backend": "torch",
+}
+
+
+def dsa_backend() -> tuple[ModuleType, str] | None:
+    """(module, name of the multi-step class); None: the release has none. Up to 0.5.12.post1 DSA is called NSA."""
+    for name, kind in (("dsa", "DeepseekSparseAttnMultiStepBackend"), ("nsa", "NativeSparseAttnMultiStepBackend")):
+        module = f"sglang.srt.layers.attention.{name}_backend"
+        if importlib.util.find_spec(module) is not None:
+            return importlib.import_module(module), kind
+    return None
+
+
+@contextlib.contextmanager
+def dsa_without_a_gpu(module: ModuleType) -> Iterator[None]:
+    """With CUDA's generation answered, which the backend asks for; Hopper's. Without the schedule of top-k, which 0.5.15.post1
+    compiles whatever does it. Up to 0.5.13.post1 with one rank, too: there its groups are asked."""
+    folder, _, name = module.__name__.rpartition(".")
+    utils = importlib.import_module(f"{folder}.{name.removesuffix('_backend')}.utils")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)))
+        for holder, size in product((module, utils), ("get_attention_tp_size", "get_attention_cp_size")):
+            if hasattr(holder, size):
+                stack.enter_context(patch.object(holder, size, lambda: 1))
+        backend = getattr(module, "DeepseekSparseAttnBackend", None)
+        if hasattr(backend, "_build_topk_v2_plan"):
+            stack.enter_context(patch.object(backend, "_build_topk_v2_plan", lambda *_: None))
+        yield
 
 
 @contextlib.contextmanager

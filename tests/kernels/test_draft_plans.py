@@ -1,17 +1,26 @@
-"""DeepSeek-V4's multi-step draft backend, its own classes on a tiny configuration: what it plans for each step of a chain."""
+"""The multi-step draft backends of DeepSeek-V4 and of DSA, their own classes on a tiny configuration: what they plan for each
+step of a chain."""
 
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from eagletwin.cases.ledger import PROBES
-from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
-from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
+from eagletwin.harness.commands.kernels.properties.draft_plans import (
+    PROPERTIES,
+    Chains,
+    each_step_plans_its_row,
+    each_step_plans_what_it_may_read,
+)
+from eagletwin.harness.commands.kernels.release import DSA, DSV4, DSV4_PLANS, UTILS, load, module
 from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
+from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, draft_backend, dsa_draft_backend, plan_of
 
 from .cuts import make_tests
 
@@ -20,18 +29,19 @@ test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
 CHAIN = Chains(lengths=(5, 255), rows=(0, 3), num_steps=4)
 
 
-def slots_of(case: Chains) -> list[int]:
-    """As the worker allots them: num_steps of each request, one request after the other."""
-    rows = zip(case.rows, case.lengths, strict=True)
-    return [slot for row, m in rows for slot in case.table[row][m : m + case.num_steps].tolist()]
+def built(case: Chains, of: str = DSV4) -> AbstractContextManager[Any]:
+    """The backend of this module."""
+    return (
+        draft_backend(case.table, case.window, case.num_steps) if of == DSV4 else dsa_draft_backend(case.table, case.num_steps)
+    )
 
 
-def planned(case: Chains) -> list[StepPlan]:
-    with draft_backend(case.table, case.window, case.num_steps) as backend:
-        return plan(backend, case.rows, case.lengths, slots_of(case))
+def planned(case: Chains, of: str = DSV4) -> list[StepPlan]:
+    with built(case, of) as backend:
+        return case.planned(backend)
 
 
-def planned_for_a_replay(case: Chains) -> list[StepPlan]:
+def planned_for_a_replay(case: Chains, of: str = DSV4) -> list[StepPlan]:
     """What is prepared before a CUDA graph is replayed, and then what the graph has recorded, which runs here as it is."""
     count = len(case.lengths)
 
@@ -52,12 +62,13 @@ def planned_for_a_replay(case: Chains) -> list[StepPlan]:
         )
 
     captured = batch((1,) * count, tuple(range(count)), [0] * count * case.num_steps)
-    replayed = batch(case.lengths, case.rows, slots_of(case))
-    with draft_backend(case.table, case.window, case.num_steps) as backend:
+    replayed = batch(case.lengths, case.rows, [slot for own in case.slots for slot in own])
+    with built(case, of) as backend:
         backend.init_cuda_graph_state(count, count)
         backend.init_forward_metadata_out_graph(captured, in_capture=True)
         backend.init_forward_metadata_in_graph(captured)
-        backend.on_after_cuda_graph_warmup()
+        if of == DSV4:
+            backend.on_after_cuda_graph_warmup()
         backend.init_forward_metadata_out_graph(replayed)
         backend.init_forward_metadata_in_graph(replayed)
         return [plan_of(of) for of in backend.attn_backends[: case.num_steps - 1]]
@@ -78,30 +89,52 @@ def test_without_the_fix_of_26239_the_backend_refuses_the_slots_of_all_steps() -
         planned(CHAIN)
 
 
-def test_no_step_reads_a_row_of_the_chain() -> None:
-    """The ledger's dsv4-draft-reads, live: every step stands at M - 1 and reads what lies before it."""
-    assert [of.length for of in planned(CHAIN)] == [list(CHAIN.lengths)] * 3
-    assert [of.reads for of in planned(CHAIN)] == [planned(CHAIN)[0].reads] * 3
-    assert [of.reads for of in planned_for_a_replay(CHAIN)] == [planned(CHAIN)[0].reads] * 3
+@pytest.mark.parametrize("of", [DSV4, DSA])
+def test_no_step_reads_a_row_of_the_chain(of: str) -> None:
+    """The ledger's dsv4-draft-reads and dsa-draft-reads, live: every step stands at M - 1 and reads what lies before it."""
+    steps, replayed = planned(CHAIN, of), planned_for_a_replay(CHAIN, of)
+    assert [step.length for step in (*steps, *replayed)] == [list(CHAIN.lengths)] * 6
+    assert [step.reads for step in (*steps, *replayed)] == [steps[0].reads] * 6
 
 
 def test_a_replay_has_each_steps_slots_in_the_windows_pool_and_the_batchs_first_for_what_compresses() -> None:
     """The list of all steps' slots is cut to the size of the batch, and the first step's plan serves all. No draft layer
     compresses, so that nothing is written there."""
     assert [of.window_writes for of in planned_for_a_replay(CHAIN)] == [of.window_writes for of in planned(CHAIN)]
-    assert [of.writes for of in planned_for_a_replay(CHAIN)] == [slots_of(CHAIN)[:2]] * 3
+    assert [of.writes for of in planned_for_a_replay(CHAIN)] == [CHAIN.slots[0][:2]] * 3
+
+
+def mended(name: str) -> ExitStack:
+    """With this bug's candidate fix."""
+    remedy, stack = PROBES[name].remedy, ExitStack()
+    assert remedy is not None
+    for edit in remedy.edits:
+        stack.enter_context(plant_fault(edit))
+    return stack
 
 
 def test_with_the_candidate_fix_each_step_reads_its_own_row_and_those_before() -> None:
-    remedy = PROBES["dsv4-draft-reads"].remedy
-    assert remedy is not None
-    with plant_fault(remedy.edits[0]):
+    with mended("dsv4-draft-reads"):
         each_step_plans_its_row(CHAIN)
         steps = planned(CHAIN)
         assert [of.reads for of in planned_for_a_replay(CHAIN)] == [of.reads for of in steps]
     assert [of.length for of in steps] == [[6, 256], [7, 257], [8, 258]]
     assert [[reads[-1] for reads in of.reads] for of in steps] == [of.window_writes for of in steps]
     assert CHAIN.lengths[1] + 3 > PAGE_SIZE  # the last steps of one request lie in the next page
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 5])  # SGLang copies plans of more than three steps in another way
+def test_with_the_candidate_fix_each_step_of_dsa_may_read_its_own_row(num_steps: int) -> None:
+    case = replace(CHAIN, num_steps=num_steps)
+    with mended("dsa-draft-reads"):
+        each_step_plans_what_it_may_read(case)
+        steps, replayed = planned(case, DSA), planned_for_a_replay(case, DSA)
+    assert [of.length for of in steps] == [[m + step for m in case.lengths] for step in range(1, num_steps)]
+    assert [[reads[-1] for reads in of.reads] for of in steps] == [list(of) for of in zip(*case.slots, strict=True)][:-1]
+    for eager, of in zip(steps, replayed, strict=True):
+        assert (of.length, of.reads, of.chosen) == (eager.length, eager.reads, eager.chosen)
+        width = len(eager.pages[0])  # a graph's table is as wide as the context
+        assert [row[:width] for row in of.pages] == eager.pages
 
 
 def test_the_plan_of_compression_takes_slots_as_if_they_lay_side_by_side() -> None:
