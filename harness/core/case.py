@@ -487,12 +487,14 @@ def sent_for(request: Request) -> list[Request]:
 
 def share_of_rank(case: Case, rank: int) -> Case:
     """The case with the requests of this rank of DP attention, and the events that are not of another rank's; as it is, without
-    DP attention."""
+    DP attention. A pause that nothing ends, ends after all that comes for any rank."""
     if case.engine.sglang.attn_dp_size == 1:
         return case
     requests = tuple(request for request in case.requests if request.dp_rank == rank)
     ids = {"", *(sent.id for request in requests for sent in sent_for(request))}
-    return replace(case, requests=requests, events=tuple(event for event in case.events if event.request in ids))
+    pauses = [event.kind for event in case.events if event.kind in ("pause", "resume")]
+    ends = (Event(at=case.last_arrival + 1, kind="resume"),) if pauses[-1:] == ["pause"] else ()
+    return replace(case, requests=requests, events=(*(event for event in case.events if event.request in ids), *ends))
 
 
 # What a request of a streaming session is asked: all that was said in the session before, and its own prompt behind it.

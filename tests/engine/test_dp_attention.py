@@ -164,13 +164,16 @@ _EVENTS = (
     Event(at=14, kind="pause"),
     Event(at=16, kind="resume"),
     Event(at=18, kind="abort", request="e"),
+    Event(at=20, kind="flush"),
+    Event(at=21, kind="pause"),  # nothing ends it: each rank goes on when all that comes for any has come
 )
 _SAMPLED = replace(
     CASE, requests=tuple(replace(request, sampling=Sampling(temperature=0.7)) for request in CASE.requests), events=_EVENTS
 )
 
 
-_RARER = {"overlap": with_settings(replace(CASE, topk=2, num_draft_tokens=5), overlap=True)} | {
+_PRODUCTION = with_settings(replace(CASE, topk=2, num_draft_tokens=5), graphs=(1, 2, 4), overlap=True, cuda_branches=True)
+_RARER = {"overlap": with_settings(CASE, overlap=True)} | {
     name: replace(CASE, model=name, num_steps=2)
     for name, recipe in RECIPES.items()
     if family_of(recipe).dp_attention and name != CASE.model
@@ -181,11 +184,14 @@ _RARER = {"overlap": with_settings(replace(CASE, topk=2, num_draft_tokens=5), ov
     "case",
     [
         pytest.param(replace(_SAMPLED, topk=3, num_draft_tokens=6, page_size=4), id="tree, pages, events, coins"),
+        pytest.param(_PRODUCTION, id="tree, graphs, overlap"),
         *(pytest.param(case, marks=pytest.mark.long, id=name) for name, case in _RARER.items()),
     ],
 )
 def test_cases_of_two_ranks_are_equal(host: Host, tmp_path: Path, case: Case) -> None:
-    verdict = judge(host.engine(case, _of(case.model)).run(case, tmp_path))
+    """The ledger's bugs are of batches without a graph: as released, graphs are right."""
+    patches = () if case.engine.sglang.graphs else _of(case.model)
+    verdict = judge(host.engine(case, patches).run(case, tmp_path))
     assert verdict.status == "equal", verdict
 
 
@@ -236,7 +242,6 @@ def test_a_case_that_no_ranks_can_have_is_refused(case: Case, why: str) -> None:
 def test_what_is_not_run_with_dp_attention_says_so() -> None:
     for mode, settings, why in (
         (CPU, {"plain_decode": True}, "plain decode with DP attention: not tried"),
-        (CPU, {"graphs": (1, 2)}, "CUDA graphs on a CPU, on several ranks or in stages: not tried"),
         (replace(CPU, tp=2), {}, "DP attention on several ranks: not tried"),
         (CPU, {}, ""),
     ):

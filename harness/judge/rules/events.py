@@ -124,11 +124,13 @@ class Events(Rules):
             self._compare.report(self._place_of(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
 
     def _flush(self, event: Event) -> None:
-        """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
-        none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
+        """Where nothing waits or runs, SGLang must do it. A batch, an idle one too, counts as running until an iteration passes
+        without one, and none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
-        running = self._unfinished_requests(event.at) or self._work("", event.at - self._turns, event.at) is not None
+        batches = (one.iteration for one in self._records if one.stage in (*WORK, "idle"))
+        ran = any(event.at - self._turns <= iteration < event.at for iteration in batches)
+        running = ran or self._unfinished_requests(event.at)
         copying = self._records[self._counts[event.at]].numbers.get("copying")
         if paused or running or copying or not self._compare.on(_RULE):
             return
