@@ -87,20 +87,19 @@ lint: setup
 	$(BIN)/mypy
 
 # Each list of pins, and the digests of the files that serve one of them: its source, and its wheels for these Pythons on Linux.
-# core.lock is for every system. uv may be any version.
+# uv may be any version.
 lock:
 	mkdir -p build
-	for list in engine:3.11:3.12:3.13 dev:3.11:3.12:3.13 gpu:3.11:3.12 gpu23:3.12; do \
-	  pins=$${list%%:*}; \
-	  { for python in $$(echo $${list#*:} | tr : ' '); do for machine in x86_64 aarch64; do \
-	    $(UV) pip compile --quiet --no-deps --format pylock.toml --python-version $$python \
-	      --python-platform $$machine-manylinux_2_39 requirements/$$pins.in || exit 1; done; done; } > build/$$pins.toml; \
-	  awk -F '"' '/^name = / { name = $$2 } /^version = / { pin = name "==" $$2 } \
-	      { while (match($$0, /sha256 = "[0-9a-f]+/)) { print pin, substr($$0, RSTART + 10, 64); $$0 = substr($$0, RSTART + 74) } }' \
-	    build/$$pins.toml | LC_ALL=C sort -u | awk '$$1 != last { printf "%s%s", (last ? "\n" : ""), last = $$1 } \
-	      { printf " \\\n    --hash=sha256:%s", $$2 } END { print "" }' > requirements/$$pins.lock; done
-	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.10 \
-	  requirements/core.in --output-file requirements/core.lock
+	for list in engine:3.11:3.12:3.13 dev:3.11:3.12:3.13 gpu:3.11:3.12 gpu23:3.12 core:3.10:3.11:3.12:3.13; do \
+	  name=$${list%%:*}; lock=requirements/$$name.lock; set -e -- $$(echo $${list#*:} | tr : ' '); \
+	  $(UV) pip compile --quiet $$([ $$name = core ] && echo --universal || echo --no-deps) --generate-hashes --no-annotate \
+	    --no-header --python-version $$1 requirements/$$name.in --output-file $$lock; \
+	  rm -f build/$$name.toml; \
+	  for python; do for machine in x86_64 aarch64; do $(UV) pip compile --quiet --no-deps --format pylock.toml \
+	    --python-version $$python --python-platform $$machine-manylinux_2_39 $$lock >> build/$$name.toml; done; done; \
+	  awk 'NR == FNR { while (match($$0, /sha256 = "[0-9a-f]+/)) { kept[substr($$0, RSTART + 10, 64)]; $$0 = substr($$0, RSTART + 74) }; next } \
+	    /^[^ ]/ { pin = end $$0; next } substr($$1, 15) in kept { printf "%s\n    %s", pin, $$1; pin = " \\"; end = "\n" } \
+	    END { print "" }' build/$$name.toml $$lock > build/$$name.lock; mv build/$$name.lock $$lock; done
 
 setup: $(READY)
 
