@@ -354,10 +354,18 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
 
     def draw(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
         block = _draw_block(random, guided, seed, number, model, asked, wanted, tree)
-        if block is None or not admits(block.probe):
+        if block is None:
             return None
         each = (one for production in launches for one in _in_production(block, asked, production))
-        return next((one for one in each if asked.wanted(one.probe) and admits(one.probe)), None)
+        for one in each:
+            probe = one.probe
+            if asked.wanted(probe):  # the cheaper question
+                plain = block.probe
+                if not admits(plain):
+                    return None
+                if probe == plain or admits(probe):
+                    return one
+        return None
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe

@@ -183,6 +183,10 @@ def check_model(model: str, origin: str) -> None:
         )
 
 
+# by whether their rules are of the requests that the scheduler is sent
+_IN_ORDER = {of_sent: [one for one in DIMENSIONS.values() if one.of_sent == of_sent] for of_sent in (False, True)}
+
+
 def check_case(case: Case, origin: str) -> None:
     """The rules that tie fields together. Raises InputError."""
     if case.schema != SCHEMA:
@@ -191,9 +195,11 @@ def check_case(case: Case, origin: str) -> None:
     unknown = [feature for feature in case.exercises if feature not in FEATURES]
     if unknown:
         raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", nearest(unknown[0], FEATURES))
-    for dimension in sorted(DIMENSIONS.values(), key=lambda one: one.of_sent):
-        for cause, remedy in dimension.refusals(expand_samples(case) if dimension.of_sent else case):
-            raise _refuse(f"{origin}: {cause}", remedy)
+    for of_sent, dimensions in _IN_ORDER.items():
+        judged = expand_samples(case) if of_sent else case
+        for dimension in dimensions:
+            for cause, remedy in dimension.refusals(judged):
+                raise _refuse(f"{origin}: {cause}", remedy)
 
 
 def admits(case: Case) -> bool:
