@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
-from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import SearchConstraints, block_of
@@ -284,7 +283,7 @@ def _follow(grammar: Grammar, choices: list[int]) -> None:
     for choice in choices:
         mask = allocate_token_bitmask(1, SIZE)
         fill_next_token_bitmask(matcher, mask)
-        own = np.unpackbits(mask.view(torch.uint8).numpy(), axis=-1, bitorder="little")[0, :SIZE].astype(bool)
+        own = np.unpackbits(mask.view(np.uint8), axis=-1, bitorder="little")[0, :SIZE].astype(bool)
         assert not matcher.is_error(), matcher.get_error()
         np.testing.assert_array_equal(own, allowed_tokens(grammar, sent, SIZE, "llguidance"))
         TRIED[0], TRIED[1] = TRIED[0] + 1, TRIED[1] + (own.sum() == 1)
