@@ -290,8 +290,6 @@ def test_only_and_not_narrow_a_search() -> None:
         assert not has(probe, "sampling")
     with pytest.raises(InputError, match="no feature 'loops'"):
         feature_filter(["loops"], [])
-    with pytest.raises(InputError, match="no generated case"):
-        block_of(0, 0, SearchConstraints(wanted=feature_filter(["chains", "trees"], [])))
 
 
 def test_sglang_as_it_is_has_a_share_of_the_small_blocks_and_not_the_first() -> None:
@@ -525,10 +523,9 @@ def test_generated_samples_are_valid_and_are_taken_away_one_by_one(case: Case) -
     check_case(expand_samples(case), "x")
     for request in case.requests:
         if request.n > 1:
-            fewer = {
-                one.n
-                for smaller in cuts(msgspec.structs.replace(case, events=()))
-                for one in smaller.requests
-                if one == msgspec.structs.replace(request, n=one.n)
-            }
-            assert fewer >= set(range(1, request.n))
+            missing = set(range(1, request.n))
+            for smaller in cuts(msgspec.structs.replace(case, events=())):
+                missing -= {one.n for one in smaller.requests if one == msgspec.structs.replace(request, n=one.n)}
+                if not missing:
+                    break
+            assert not missing
