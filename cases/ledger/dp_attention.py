@@ -21,9 +21,15 @@ dp-layers-logits: a multi-layer draft takes the logits of most rows of draft ext
 Where ranks gather rows for the logits, draft extend computes those of all its rows and then selects one of each request. Its
 input says that each request has one such row, so only the first rows of the batch are gathered. PR #26997 mended the same of
 a single head. docs/findings/dp-layers-logits.
+
+dp-input-logprobs: the draft reads and writes past its logits when a prompt is to have logprobs.
+
+The rows that ranks gather for logits are counted once for target and draft, those of input logprobs among them. The draft has
+one row of each request. On CUDA the copies to and from the gathered rows go by that count, in blocks of 8,192 numbers; those of
+a CPU stop at the end of the tensor. docs/findings/dp-input-logprobs.
 """
 
-from ..entry import Edit, Entry, Patch, Request, SGLangSettings, small_case
+from ..entry import Edit, Entry, Logprobs, Patch, Request, SGLangSettings, small_case
 
 _TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata"
 _BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch"
@@ -106,6 +112,18 @@ num_tokens_for_logprob_per_req=(
         ),
     ),
 )
+COPIES = Patch(
+    name="copies-within-the-tensor",
+    edits=(
+        Edit(
+            target="sglang.kernels.ops.memory.memcpy_triton.memcpy_triton",
+            match="chunk_size = prod(src.shape[1:])",
+            replacement="""chunk_size = prod(src.shape[1:])
+# Counts of rows for logits are the target's; a draft has fewer.
+sz = sz.clamp(max=(dst if offset_src else src).shape[0])""",
+        ),
+    ),
+)
 _SETTINGS = SGLangSettings(attn_dp_size=2)
 
 ENTRIES = (
@@ -162,6 +180,19 @@ ENTRIES = (
             Request(id="a", prompt=(7,), max_new_tokens=5),
             Request(id="b", prompt=(7,), max_new_tokens=5, dp_rank=1),
             model="mimo-v2",
+            sglang=_SETTINGS,
+        ),
+    ),
+    Entry(
+        id="dp-input-logprobs",
+        title="Copy no more rows for the draft's logits than it has",
+        rule="kernel.memory",
+        buggy="0.5.23 -",
+        trigger="CUDA, DP attention, and a request for the logprobs of its prompt",
+        remedy=COPIES,
+        case=small_case(
+            Request(id="a", prompt=(7, 8, 9), max_new_tokens=1, logprobs=Logprobs(start=0)),
+            model="deepseek-nextn",
             sglang=_SETTINGS,
         ),
     ),
