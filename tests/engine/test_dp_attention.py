@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger.dp_attention import ENTRIES
+from eagletwin.cases.ledger.dp import ENTRIES
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch

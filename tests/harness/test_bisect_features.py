@@ -138,7 +138,13 @@ RICH_PRODUCTION = replace(
         sglang=replace(RICH.engine.sglang, graphs=(1, 4), prefill_graphs=(16,), overlap=True, cuda_branches=True),
     ),
 )
-EVERYTHING = (RICH, RICH_PRODUCTION, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
+RICH_RANKS = replace(
+    RICH,
+    model="qwen3-moe-eagle3",
+    requests=(RICH.requests[0], replace(RICH.requests[1], dp_rank=1)),
+    engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, attn_dp_size=2, update_weights="", draft_sink=0)),
+)
+EVERYTHING = (RICH, RICH_RANKS, RICH_PRODUCTION, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 

@@ -488,6 +488,7 @@ CHANGES: dict[str, tuple[object, dict[str, object]]] = {
     "SGLangSettings.adaptive": (Adaptive(tiers=(Tier(batch=1, steps=(1,)),)), {}),
     "SGLangSettings.plain_decode": (True, {}),
     "SGLangSettings.grammar_backend": ("llguidance", {"Request.grammar": Grammar(rules=("a*",))}),
+    "SGLangSettings.attn_dp_size": (2, {}),
     "EngineSettings.sglang": (SGLangSettings(rejection_sampling=True), {}),
 }
 
@@ -499,6 +500,7 @@ IRRELEVANT: dict[str, str] = {
     **dict.fromkeys(("Case.schema", "Case.name", "Case.exercises", "Request.id"), _TEXT),
     **dict.fromkeys(("Case.chunked_prefill_size", "Case.chunks", "Case.events", "Request.prompt"), _SIZE),
     **dict.fromkeys(("Request.max_new_tokens", "Request.arrive", "Request.stop", "Request.n", "Request.after"), _SIZE),
+    "Request.dp_rank": _VALUE,
     **dict.fromkeys(("SGLangSettings.max_running_requests", "SGLangSettings.max_total_tokens"), _SIZE),
     **dict.fromkeys(("Sampling.temperature", "Sampling.top_k", "Sampling.top_p", "Sampling.seed"), _VALUE),
     **dict.fromkeys(("Logprobs.top", "Logprobs.tokens", "Processor.kind", "Processor.seed"), _VALUE),

@@ -76,6 +76,11 @@ class TestEagleDraftChain(unittest.TestCase):
     def test_26997_bonus(self):
         self._assert_fixed("26997-bonus")
 
+    # Count the nodes of a tree in draft extend, where ranks tell each other how
+    # many tokens they have
+    def test_26997_width(self):
+        self._assert_fixed("26997-width")
+
     # End a request at its stop token, also where the same round reaches
     # max_new_tokens
     def test_33758(self):

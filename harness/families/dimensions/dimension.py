@@ -151,6 +151,11 @@ def with_settings(case: Case, **changes: object) -> Case:
     return replace(case, engine=replace(case.engine, sglang=replace(case.engine.sglang, **changes)))
 
 
+def on_one_rank(case: Case) -> Case:
+    """The case without DP attention."""
+    return with_settings(with_requests(case, lambda request: replace(request, dp_rank=0)), attn_dp_size=1)
+
+
 def of_requests(
     name: str,
     words: str,

@@ -10,18 +10,22 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.windows import ENDING
 
-from .dimension import Dimension, Refusal, with_requests
+from .dimension import Dimension, Refusal, on_one_rank, with_requests
 
 
 def _with(model: str) -> Callable[[Case], Iterator[Case]]:
-    """Another recipe; tokens that it does not have become others."""
+    """Another recipe; tokens that it does not have become others, and it has DP attention where it can."""
 
     def restrict_tokens(request: Request) -> Request:
         size = RECIPES[model].target.vocab_size
         prompt = tuple(token % size for token in request.prompt)
         return replace(request, prompt=prompt, stop=tuple(token for token in request.stop if token < size))
 
-    return lambda case: iter([replace(with_requests(case, restrict_tokens), model=model)])
+    def of_recipe(case: Case) -> Iterator[Case]:
+        found = replace(with_requests(case, restrict_tokens), model=model)
+        yield found if family_of(RECIPES[model]).dp_attention else on_one_rank(found)
+
+    return of_recipe
 
 
 def _of_llama(recipe: Recipe) -> str:

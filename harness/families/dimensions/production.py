@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.families import RECIPES, family_of
 
-from .dimension import Refusal, of_requests, of_settings, with_requests, with_settings
+from .dimension import Refusal, of_requests, of_settings, on_one_rank, with_settings
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
@@ -57,16 +55,12 @@ def _of_ranks(case: Case) -> Iterator[Refusal]:
             )
 
 
-def _on_one_rank(case: Case) -> Iterator[Case]:
-    yield with_settings(with_requests(case, lambda request: replace(request, dp_rank=0)), attn_dp_size=1)
-
-
 RANKS = of_settings(
     "attn_dp_size",
     "DP attention",
     key="dp-attention",
     kind=True,
-    without=_on_one_rank,
+    without=lambda case: iter([on_one_rank(case)]),
     refusals=_of_ranks,
     modes=_ELSEWHERE | {"device": "not tried", "dtype": "not tried"},
 )
