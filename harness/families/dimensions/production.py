@@ -19,20 +19,20 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 
 _ELSEWHERE = {"pp": "not tried", "tp": "not tried"}
-_NOT_ON_RANKS = _ELSEWHERE
-PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_NOT_ON_RANKS)
+_PREFILL = _ELSEWHERE | {"dp": "a part of such a graph uses what another part counted, and a tape is captured part by part"}
+PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_PREFILL)
 GRAPHS = of_settings(
     "graphs",
     "CUDA graphs",
     key="graphs",
     kind=True,
-    modes=_NOT_ON_RANKS,
+    modes=_ELSEWHERE,
     without=lambda case: iter([with_settings(case, graphs=(), prefill_graphs=())]),
     simpler=lambda case: iter([with_settings(case, graphs=(size,)) for size in case.engine.sglang.graphs[::-1]][:-1]),
     refusals=_refusals,
 )
 OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
-BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_NOT_ON_RANKS)
+BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
 
 
 def _of_ranks(case: Case) -> Iterator[Refusal]:
