@@ -196,6 +196,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"this release has no {workers.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
+    if mode.dp > 1:
+        dp_attention.refuse()
     _refuse_what_requests_ask(case, mode)
     if case.adapters:
         case_requests.refuse()

@@ -9,6 +9,7 @@ import torch.distributed
 from torch import Tensor
 
 from .. import blame
+from ..blame import NotDriven
 from ..graphs import tape
 
 
@@ -28,6 +29,14 @@ def ports_of(arguments: Any) -> Any:
 
     with patch.object(server_args, "wait_port_available", lambda *_args, **_kwargs: True, create=True):
         return server_args.PortArgs.init_new(arguments)
+
+
+def refuse() -> None:
+    """Raises NotDriven where this release gathers the counts of all ranks in memory that only a GPU's host has."""
+    from sglang.srt.model_executor import forward_batch_info
+
+    if "use_pin_memory" not in inspect.getsource(forward_batch_info.ForwardBatch.prepare_mlp_sync_batch):
+        raise NotDriven("DP attention: this release pins memory for it on a CPU as well (0.5.20 and later do not)")
 
 
 def run_on_cpu(shims: list[str]) -> None:
