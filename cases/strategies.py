@@ -447,11 +447,8 @@ def greedy_cases(
         drawn_events = draw(_events(near, _first_decode_iterations(made, chunks)))
     case = configuration.case("generated", made, chunks=chunks, events=drawn_events)
     if configuration.attn_dp_size > 1:
-        ranks = [draw(st.integers(0, configuration.attn_dp_size - 1)) for _ in drawn]
-        made = tuple(
-            msgspec.structs.replace(request, dp_rank=rank)
-            for request, rank in zip(made, itertools.compress(ranks, present if any(present) else [True]), strict=True)
-        )
+        ranks = {request.id: draw(st.integers(0, configuration.attn_dp_size - 1)) for request in drawn}
+        made = tuple(msgspec.structs.replace(request, dp_rank=ranks[request.id]) for request in made)
         case = msgspec.structs.replace(case, requests=made)
     return with_adaptive_steps(draw, case) if configuration.adaptive else case
 

@@ -105,7 +105,8 @@ def own_rows(chosen: Tensor) -> Tensor:
     """Of something with a row for each token that all ranks gathered, the rows of this rank."""
     from sglang.srt.layers import dp_attention
 
-    counts, rank = dp_attention.get_dp_global_num_tokens(), torch.distributed.get_rank()
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    counts = dp_attention.get_dp_global_num_tokens() if ranks > 1 else None
     if not counts or len(chosen) != sum(counts):
         return chosen
     begin = sum(counts[:rank])
