@@ -4,11 +4,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from ..rows import spread
 from .conftest import Runner
@@ -201,3 +205,15 @@ def test_a_stub_whose_exception_is_swallowed_is_not_silent(run: Runner, busy_cas
     _, verdict = run(busy_case, call)
     assert verdict.status == "unknown"
     assert "sgl_kernel.some_op" in verdict.reason
+
+
+@pytest.mark.parametrize("of", ["busy_trace", "tree_trace"])
+def test_a_run_that_ended_anywhere_did_nothing_wrong_before(request: pytest.FixtureRequest, of: str) -> None:
+    """Of the last rows some things are unknown then: which token comes next, which nodes were accepted."""
+    trace: Trace = request.getfixturevalue(of)
+    ending = Ending(kind="crashed", detail="it fell")
+    for number in range(1, 60):
+        header = replace(trace.header, records=trace.header.records[:number], ending=ending)
+        tensors = {name: tensor for name, tensor in trace.tensors.items() if int(name.partition(".")[0]) < number}
+        verdict = judge(Trace(header, tensors))
+        assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), (trace.header.records[number - 1], verdict)
