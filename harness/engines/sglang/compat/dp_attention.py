@@ -35,7 +35,7 @@ def refuse() -> None:
     """Raises NotDriven where this release gathers the counts of all ranks in memory that only a GPU's host has."""
     from sglang.srt.model_executor import forward_batch_info
 
-    if "use_pin_memory" not in inspect.getsource(forward_batch_info.ForwardBatch.prepare_mlp_sync_batch):
+    if not hasattr(forward_batch_info, "_is_cpu"):
         raise NotDriven("DP attention: this release pins memory for it on a CPU as well (0.5.20 and later do not)")
 
 
