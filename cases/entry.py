@@ -245,6 +245,7 @@ class Entry(Facts):
     within    the view that both sides are judged in, where another live bug shows first in the declared one
     case      minimal: equal on the green side, diverged on the red one
     claim     a longer case in which the two sides give the same tokens, and the red one accepts fewer drafts
+    behind    of a live bug: another one, which shows with the candidate fix, and is mended on the green side too
     also      cases of other kinds that show it, where they lack what makes `case` a special one
     recorded  the rule by which integers of a recorded server show it, or why none does, where tests/ledger.py does not say it
     rounded   whether a case of any kind shows it in a mode of fewer bits than float32, where rounding decides between tokens
@@ -259,6 +260,7 @@ class Entry(Facts):
     case: Case
     claim: Case | None = None
     also: tuple[Case, ...] = ()
+    behind: "Entry | None" = None
     recorded: str = ""
     rounded: bool = False
     by_hand: Patch | None = None
@@ -283,7 +285,8 @@ class Entry(Facts):
 
     @property
     def green(self) -> Side:
-        return Side((self.remedy,) if self.remedy is not None else (), self.within)
+        mended = (self.behind, self) if self.behind is not None else (self,)
+        return Side(tuple(one.remedy for one in mended if one.remedy is not None), self.within)
 
     @property
     def red(self) -> Side:
@@ -299,8 +302,9 @@ class Entry(Facts):
 
     def run(self, side: Side, run: RunSpec = DEFAULT_RUN) -> RunSpec:
         """This run, with what the side changes and how it is judged."""
-        changes = ("--revert", self.id) if self.revert in side.patches else ()
-        changes = ("--remedy", self.id) if self.remedy in side.patches else changes
+        changes: tuple[str, ...] = ("--revert", self.id) if self.revert in side.patches else ()
+        for one in (self.behind, self):
+            changes += ("--remedy", one.id) if one is not None and one.remedy in side.patches else ()
         return replace(run, patches=side.patches, changes=changes, view=side.view)
 
     def command(self, side: Side, run: RunSpec = DEFAULT_RUN) -> str:

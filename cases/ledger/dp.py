@@ -9,7 +9,8 @@ dp-draft-plan: a rank with fewer requests than another ends in its first step of
 
 Every step of the draft is planned before the first forward, which then pads the batch to that of the largest rank. The plan of
 a draft is not made again (`forward_metadata_replan_equivalent` is off there), and attention has fewer rows of `kv_indptr` than
-queries. docs/findings/dp-draft-plan.
+queries. Ranks of tensor parallelism pad as well, so the remedy decodes the planned rows of any padded step; verify of the same
+batch is dp-padded-mask's. docs/findings/dp-draft-plan.
 
 dp-padded-mask: verify of a rank with fewer requests than another reads past the end of its mask.
 
@@ -32,7 +33,7 @@ a CPU stop at the end of the tensor. docs/findings/dp-input-logprobs.
 from ..entry import Edit, Entry, Logprobs, Patch, Request, SGLangSettings, small_case
 
 _TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata"
-_BATCH = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch"
+_DECODE = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_decode"
 
 IDLE = Patch(
     name="idle-verify-without-a-plan",
@@ -46,21 +47,26 @@ if getattr(spec_info, "kv_indptr", None) is None:""",
     ),
 )
 PLAN = Patch(
-    name="draft-decode-without-padding",
+    name="decode-of-planned-rows",
     edits=(
         Edit(
-            target=_BATCH,
-            match="if self.dp_spec_prefill_coordination_applied:",
-            replacement="""from sglang.srt.layers.moe.utils import get_moe_a2a_backend
-
-if (
-    model_runner.is_draft_worker
-    and not self.is_extend_in_batch
-    and get_moe_a2a_backend().is_none()
-):
-    # Draft decode is planned before this, for the rows that a rank has.
-    dp_padding_mode = DpPaddingMode.SUM_LEN
-if self.dp_spec_prefill_coordination_applied:""",
+            target=_DECODE,
+            match="if layer.k_scale is not None and layer.v_scale is not None:",
+            replacement="""# A draft step is planned before DP attention pads it: rows of padding have
+# no plan, and their output is dropped.
+planned = kv_indptr.shape[0] - 1
+o[planned:].zero_()
+if layer.k_scale is not None and layer.v_scale is not None:""",
+        ),
+        Edit(
+            target=_DECODE,
+            match="q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),",
+            replacement="q[:planned].view(-1, layer.tp_q_head_num, layer.qk_head_dim),",
+        ),
+        Edit(
+            target=_DECODE,
+            match="o.view(-1, layer.tp_q_head_num, layer.v_head_dim),",
+            replacement="o[:planned].view(-1, layer.tp_q_head_num, layer.v_head_dim),",
         ),
     ),
 )
@@ -75,16 +81,16 @@ real = forward_batch._original_batch_size
 if custom_mask is not None and real is not None and real < bs:
     # DP attention pads the batch with requests that have no mask.
     keys = self.get_cuda_graph_seq_len_fill_value() + num_tokens_per_req
-    custom_mask = torch.nn.functional.pad(
-        custom_mask, (0, (bs - real) * num_tokens_per_req * keys), value=True
-    )""",
+    pad = (0, (bs - real) * num_tokens_per_req * keys)
+    custom_mask = torch.nn.functional.pad(custom_mask, pad, value=True)""",
         ),
         Edit(
             target="sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata",
             match="# None during dummy run",
-            replacement="""if retrieve_next_token is not None and len(retrieve_next_token) < bs:
+            replacement="""real = bs if retrieve_next_token is None else len(retrieve_next_token)
+if real < bs:
     # DP attention pads the batch with requests that have no tree.
-    pad = (0, 0, 0, bs - len(retrieve_next_token))
+    pad = (0, 0, 0, bs - real)
     retrieve_next_token, retrieve_next_sibling = (
         torch.nn.functional.pad(links, pad, value=-1)
         for links in (retrieve_next_token, retrieve_next_sibling)
@@ -99,15 +105,11 @@ LOGITS = Patch(
         Edit(
             target="sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_decode",
             match="num_tokens_for_logprob_per_req=1,",
-            replacement="""# Where logits are not pruned, every row has some.
+            replacement="""# With gathered buffers every row has logits, since none are pruned below.
 num_tokens_for_logprob_per_req=(
-    1
-    if getattr(
-        self.cuda_graph_runner_for_draft_extend,
-        "prune_draft_extend_logits",
-        not require_gathered_buffer(),
-    )
-    else self.speculative_num_steps + 1 + self.draft_extend_num_front_tokens
+    self.speculative_num_steps + 1 + self.draft_extend_num_front_tokens
+    if require_gathered_buffer()
+    else 1
 ),""",
         ),
     ),
@@ -126,6 +128,23 @@ sz = sz.clamp(max=(dst if offset_src else src).shape[0])""",
 )
 _SETTINGS = SGLangSettings(attn_dp_size=2)
 
+_PADDED_MASK = Entry(
+    id="dp-padded-mask",
+    title="Give the requests that DP attention adds to a batch a tree in verify",
+    rule="kernel.memory",
+    buggy="0.5.23 -",
+    trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
+    remedy=MASK,
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=3),
+        Request(id="b", prompt=(7,), max_new_tokens=3),
+        Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
+        model="qwen3.5-nextn",
+        topk=2,
+        sglang=_SETTINGS,
+    ),
+)
+
 ENTRIES = (
     Entry(
         id="dp-idle-verify",
@@ -138,37 +157,24 @@ ENTRIES = (
     ),
     Entry(
         id="dp-draft-plan",
-        title="Leave draft decode, which is planned already, unpadded",
+        title="Decode only the rows of a draft step that its plan has",
         rule="engine.crash",
         buggy="0.5.23 -",
         trigger="DP attention without CUDA graphs, Triton attention, two draft steps or more, and ranks with other numbers of "
         "requests",
         remedy=PLAN,
-        case=small_case(
-            Request(id="a", prompt=(7,), max_new_tokens=3),
-            Request(id="b", prompt=(7,), max_new_tokens=3),
-            Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
-            model="deepseek-nextn",
-            num_steps=2,
-            sglang=_SETTINGS,
-        ),
-    ),
-    Entry(
-        id="dp-padded-mask",
-        title="Give the requests that DP attention adds to a batch a tree in verify",
-        rule="kernel.memory",
-        buggy="0.5.23 -",
-        trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
-        remedy=MASK,
+        behind=_PADDED_MASK,
         case=small_case(
             Request(id="a", prompt=(7,), max_new_tokens=3),
             Request(id="b", prompt=(7,), max_new_tokens=3),
             Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
             model="qwen3.5-nextn",
+            num_steps=2,
             topk=2,
             sglang=_SETTINGS,
         ),
     ),
+    _PADDED_MASK,
     Entry(
         id="dp-layers-logits",
         title="Gather all rows of a multi-layer draft's draft extend for their logits",
