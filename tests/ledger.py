@@ -63,7 +63,7 @@ _OF_NO_REQUEST = {"engine.crash", "engine.hang", "kernel.memory", "schedule.even
 # How a report's harm begins, the gravest first.
 _HARMS = (
     *("wrong output, and the server ends", "wrong output", "the server ends", "the server hangs", "a request is aborted"),
-    *("writes out of bounds", "wrong metadata", "lower accept length"),
+    *("writes out of bounds", "reads out of bounds", "wrong metadata", "lower accept length"),
 )
 
 
