@@ -1,4 +1,4 @@
-"""The ledger: a file for each known bug, with its ENTRY, or ENTRIES where several share code.
+"""The ledger: a file for each known bug, with its ENTRY, or ENTRIES where several share code or a subject.
 
 LEDGER maps ids to entries, PROBES ids to bugs that one call shows. The functions find entries, cases and patches by name.
 """
@@ -16,8 +16,8 @@ from eagletwin.harness.families.valid import read_case
 
 from ..entry import Entry, Known, Probe
 
-# The first of the candidate fixes that explain a divergence equally well is named. A file that is not in this list comes after
-# those that are, in the order of names.
+# The first of the candidate fixes that explain a divergence equally well is named. A name is that of a bug or of a file, or one
+# that names of bugs begin with. A file that is not in this list comes after those that are, in the order of names.
 _ORDER = """
 pr_10846 pr_22088 pr_25015 pr_26329 pr_26972 pr_26997 pr_33758 pr_8409 pr_22954 row_overflow indices_overflow
 overlap_context_end small_tree chain_hidden multi_layer multi_layer_chunk_tail multi_layer_topk
@@ -31,9 +31,16 @@ pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads 
 
 def _load_entries(names: Iterable[str]) -> Iterator[Known]:
     """The bugs of these modules, in the order of the ledger."""
-    for name in sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)):
+    found = []
+    for name in sorted(names):
         module = import_module(f"{__name__}.{name}")
-        yield from module.ENTRIES if hasattr(module, "ENTRIES") else (module.ENTRY,)
+        found += [(_place(name, bug.id.replace("-", "_")), bug) for bug in getattr(module, "ENTRIES", None) or (module.ENTRY,)]
+    yield from (bug for _, bug in sorted(found, key=lambda pair: pair[0]))
+
+
+def _place(file: str, bug: str) -> int:
+    begins = next((name for name in _ORDER if bug.startswith(f"{name}_")), "")
+    return next((_ORDER.index(name) for name in (bug, file, begins) if name in _ORDER), len(_ORDER))
 
 
 def by_id(bugs: Iterable[Known]) -> dict[str, Known]:

@@ -11,7 +11,7 @@ grammar-stride: Found by eagletwin on a GPU: the mask of a grammar is laid over 
 SGLang pads the vocabulary of a head to a multiple of 64, and cuts logits to the vocabulary's own size: rows of the cut logits
 are as far apart as before. The kernel that applies a mask takes the vocabulary's size for that distance. So the mask of row 1
 falls into the padding of row 0 and onto other tokens of row 1, and row 1 may get tokens that its grammar does not allow.
-Logits of 16 bits are copied as they become float32, and a copy has no gaps. docs/findings/grammar-stride.md.
+Logits of 16 bits are copied as they become float32, and a copy has no gaps. docs/findings/grammar-stride.
 """
 
 from ..entry import Entry, Grammar, Needs, OnCuda, Request, small_case, small_patch

@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.entry import Entry, Side
-from eagletwin.cases.ledger import certain_node, decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
+from eagletwin.cases.ledger import hybrid_keys, pr_33758, prefill_graph, trees, windows
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.ledger.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.ledger.standalone import KEYS
@@ -148,9 +148,9 @@ def known_bugs(release: str, model: str, mode: Mode) -> dict[str, Patch]:
     if not recipe.reads_states:  # in the view that has its rows as SGLang shifts them, its prefix cache is keyed wrongly
         known["standalone-keys"] = KEYS
     for entry, shows in (
-        (tree_window.ENTRY, recipe.window),
-        (decode_window.ENTRY, recipe.window and recipe.frozen),
-        (certain_node.ENTRY, recipe.window and recipe.frozen),  # whose drafts are certain of many tokens
+        (windows.TREE, recipe.window),
+        (windows.DECODE, recipe.window and recipe.frozen),
+        (trees.CERTAIN, recipe.window and recipe.frozen),  # whose drafts are certain of many tokens
         (hybrid_keys.ENTRY, recipe.target.states),
         (prefill_graph.ENTRY, recipe.family in prefill_graph.FAMILIES and mode.prefill_graphs),
     ):

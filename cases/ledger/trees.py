@@ -1,0 +1,69 @@
+"""Live, found by eagletwin: two bugs of draft trees.
+
+`certain-node`: a node of which a tree's draft is certain is selected without its parent.
+
+A candidate's value is its parent's times its own probability. Where that is 1 both have the same value, and SGLang selects with
+torch.topk, which says nothing of the order of equal values: the child may be taken and its parent left out. The node is then
+linked to nothing, and the tree has one less than it should. In a stable order a parent, whose number is smaller, comes first.
+
+`tree-slots`: in trees with latent attention FlashAttention 3 reads the nodes' rows at wrong places.
+
+Verify of a tree attends twice, to the committed rows and to the nodes. The table of the second call holds a slot of each node,
+and the branch of latent attention hands it rows in pages: slot s is taken for page s. What is accepted may be wrong.
+docs/findings/draft-plan.md.
+"""
+
+from ..entry import Entry, Needs, Request, small_case, small_patch
+
+_PROMPT = (
+    79, 54, 67, 7, 84, 31, 36, 0, 1, 60, 44, 86, 16, 42, 2, 79, 53, 69, 12, 33, 70, 80, 2, 42, 42, 3, 79, 19, 29, 83,
+    60,
+)  # fmt: skip
+
+CERTAIN = Entry(
+    id="certain-node",
+    title="Select a tree's nodes in a stable order, parents before children of the same value",
+    rule="tree.parents",
+    buggy="0.5.9 -",
+    trigger="topk > 1, and a draft that is certain of a token: all others are below 6e-8",
+    remedy=small_patch(
+        "parents-first",
+        "sglang.srt.speculative.eagle_utils.organize_draft_results",
+        "top_scores_index = top_scores.indices",
+        "in_order = score_list.sort(dim=-1, descending=True, stable=True).indices\n"
+        "top_scores_index = in_order[:, : num_draft_token - 1]",
+    ),
+    case=small_case(
+        Request(id="a", prompt=_PROMPT, max_new_tokens=2),
+        model="deepseek-nextn-yarn",
+        num_steps=3,
+        topk=3,
+        num_draft_tokens=6,
+        exercises=("tree",),
+    ),
+)
+
+SLOTS = Entry(
+    id="tree-slots",
+    title="Read the rows of a tree's nodes with latent attention in pages of one",
+    rule="commit.path",
+    buggy="0.5.23 -",
+    trigger="a GPU, --attention-backend fa3, latent attention (DeepSeek, Kimi K2), topk > 1, page_size > 1",
+    needs=Needs(device="cuda", dtype="bfloat16", attention="fa3"),
+    remedy=small_patch(
+        "nodes-are-slots",
+        "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend",
+        "o, softmax_lse, *rest = result\n                    o_expand",
+        "o, softmax_lse, *rest = result\nk_rope_cache, c_kv_cache = paged_view(k_rope, 1), paged_view(c_kv, 1)\no_expand",
+    ),
+    case=small_case(
+        Request(id="a", prompt=(29, 47, 48), max_new_tokens=5),
+        model="deepseek-nextn-wide",
+        num_steps=2,
+        topk=2,
+        page_size=4,
+        exercises=("tree",),
+    ),
+)
+
+ENTRIES = (CERTAIN, SLOTS)
