@@ -30,21 +30,17 @@ one row of each request. On CUDA the copies to and from the gathered rows go by 
 a CPU stop at the end of the tensor. docs/findings/dp-input-logprobs.
 """
 
-from ..entry import Edit, Entry, Logprobs, Patch, Request, SGLangSettings, small_case
+from ..entry import Edit, Entry, Logprobs, Patch, Request, SGLangSettings, small_case, small_patch
 
 _TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata"
 _DECODE = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_decode"
 
-IDLE = Patch(
-    name="idle-verify-without-a-plan",
-    edits=(
-        Edit(
-            target=_TRITON,
-            match="if spec_info is None or spec_info.kv_indptr is None:",
-            replacement="""# An idle batch may have verify's input, which has none.
+IDLE = small_patch(
+    "idle-verify-without-a-plan",
+    _TRITON,
+    "if spec_info is None or spec_info.kv_indptr is None:",
+    """# An idle batch may have verify's input, which has none.
 if getattr(spec_info, "kv_indptr", None) is None:""",
-        ),
-    ),
 )
 PLAN = Patch(
     name="decode-of-planned-rows",
@@ -99,32 +95,24 @@ if real < bs:
         ),
     ),
 )
-LOGITS = Patch(
-    name="logits-of-all-rows",
-    edits=(
-        Edit(
-            target="sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_decode",
-            match="num_tokens_for_logprob_per_req=1,",
-            replacement="""# With gathered buffers every row has logits, since none are pruned below.
+LOGITS = small_patch(
+    "logits-of-all-rows",
+    "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_decode",
+    "num_tokens_for_logprob_per_req=1,",
+    """# With gathered buffers every row has logits, since none are pruned below.
 num_tokens_for_logprob_per_req=(
     self.speculative_num_steps + 1 + self.draft_extend_num_front_tokens
     if require_gathered_buffer()
     else 1
 ),""",
-        ),
-    ),
 )
-COPIES = Patch(
-    name="copies-within-the-tensor",
-    edits=(
-        Edit(
-            target="sglang.kernels.ops.memory.memcpy_triton.memcpy_triton",
-            match="chunk_size = prod(src.shape[1:])",
-            replacement="""chunk_size = prod(src.shape[1:])
+COPIES = small_patch(
+    "copies-within-the-tensor",
+    "sglang.kernels.ops.memory.memcpy_triton.memcpy_triton",
+    "chunk_size = prod(src.shape[1:])",
+    """chunk_size = prod(src.shape[1:])
 # Counts of rows for logits are the target's; a draft has fewer.
 sz = sz.clamp(max=(dst if offset_src else src).shape[0])""",
-        ),
-    ),
 )
 _SETTINGS = SGLangSettings(attn_dp_size=2)
 

@@ -74,6 +74,7 @@ class Inner:
         self._allocation = allocation
         self._writer = writer
         self._coins = coins
+        self._counted: tuple[Any, Array] = None, np.empty(0, np.int64)  # a batch of DP attention, and what it says of each rank
 
     def wrap(self, wraps: Wraps) -> None:
         of = self._of
@@ -165,9 +166,11 @@ class Inner:
         """layer: of the draft; None: the target's."""
         mode, target = batch.forward_mode, layer is None
         self._now.forward = None
-        if (counts := getattr(batch, "global_num_tokens_cpu", None)) is not None:
+        if getattr(batch, "global_num_tokens_cpu", None) is not None:
+            if batch is not self._counted[0]:  # later steps of a draft find it padded
+                self._counted = batch, np.array(batch.global_num_tokens_cpu, np.int64)
             own = {"tokens": 0 if batch.input_ids is None else len(batch.input_ids), "target": int(target)}
-            self._writer.add_numbered("gathered", "", {"counts": np.array(counts, np.int64)}, own)
+            self._writer.add_numbered("gathered", "", {"counts": self._counted[1]}, own)
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
         forward = self._begin_forward(layer, batch)
