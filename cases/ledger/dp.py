@@ -82,16 +82,17 @@ if custom_mask is not None and real is not None and real < bs:
         ),
         Edit(
             target="sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._forward_metadata",
-            match="# None during dummy run",
-            replacement="""real = bs if retrieve_next_token is None else len(retrieve_next_token)
-if real < bs:
-    # DP attention pads the batch with requests that have no tree.
-    pad = (0, 0, 0, bs - real)
-    retrieve_next_token, retrieve_next_sibling = (
-        torch.nn.functional.pad(links, pad, value=-1)
-        for links in (retrieve_next_token, retrieve_next_sibling)
+            match="retrieve_parent_token = torch.empty_like(retrieve_next_token)",
+            replacement="""pad = (0, 0, 0, bs - len(retrieve_next_token))
+if pad[-1] > 0:
+    # DP attention adds requests that have no tree.
+    retrieve_next_token = torch.nn.functional.pad(
+        retrieve_next_token, pad, value=-1
     )
-# None during dummy run""",
+    retrieve_next_sibling = torch.nn.functional.pad(
+        retrieve_next_sibling, pad, value=-1
+    )
+retrieve_parent_token = torch.empty_like(retrieve_next_token)""",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""A rank without requests plans the forward that it joins while another rank verifies."""
+"""A rank without requests plans the forward that it joins while another verifies."""
 
 import unittest
 from types import SimpleNamespace
