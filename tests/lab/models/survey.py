@@ -32,6 +32,8 @@ from ..gpu.plan import Options, proofs
 # there: what `python -m tests.lab models` keeps next to its page.
 
 FILE = "models.jsonl"
+# Of DP attention: ranks meet in the same code in every model, and a cell would take two minutes.
+ON_RANKS = "not asked: each run builds all ranks anew"
 
 
 class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,7 +82,10 @@ def read(folder: Path) -> dict[str, InModel]:
 def without_running(entry: Entry, model: str) -> ModelCell | None:
     """What can be said of an entry in a model without a run; None: it must be run."""
     why = why_unreachable(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
-    return ModelCell(asked=asked_of(entry), status="cannot be", why=why) if why else None
+    if why:
+        return ModelCell(asked=asked_of(entry), status="cannot be", why=why)
+    elsewhere = entry.case.engine.sglang.attn_dp_size > 1 and model != entry.case.model
+    return ModelCell(asked=asked_of(entry), status="not run", why=ON_RANKS) if elsewhere else None
 
 
 def _impossible_in(model: str) -> dict[str, ModelCell]:
@@ -128,8 +133,12 @@ def _beside(job: Job, mended: tuple[Patch, ...]) -> Job:
 
 def write(folder: Path, found: Collection[InModel]) -> None:
     """Write what was run in all models, in place of what was there."""
-    ran = {one.model: {name: cell for name, cell in one.answers.items() if cell.status != "cannot be"} for one in found}
+    ran = {one.model: {name: cell for name, cell in one.answers.items() if _was_run(cell)} for one in found}
     write_answers(folder / FILE, ran)
+
+
+def _was_run(cell: ModelCell) -> bool:
+    return cell.status != "cannot be" and cell.why != ON_RANKS
 
 
 def attempt_of(entry: Entry, case: Case) -> int:
