@@ -30,7 +30,8 @@ CHAIN = Chains(lengths=(5, 255), rows=(0, 3), num_steps=4)
 
 
 def built(case: Chains, of: str = DSV4) -> AbstractContextManager[Any]:
-    """The backend of this module."""
+    """The backend of this module, which is imported as the tier does, whichever test comes first."""
+    module(of)
     return (
         draft_backend(case.table, case.window, case.num_steps) if of == DSV4 else dsa_draft_backend(case.table, case.num_steps)
     )
