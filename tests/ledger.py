@@ -73,7 +73,8 @@ def recorded(entry: Entry) -> str:
     if entry.recorded:
         return entry.recorded
     in_view = entry.view is not None or entry.within != DECLARED_VIEW
-    if in_view or on_a_cpu(entry).pp > 1 or RECIPES[entry.case.model].frozen or entry.rule in _OF_NO_REQUEST:
+    several = on_a_cpu(entry).pp > 1 or entry.case.engine.sglang.attn_dp_size > 1
+    if in_view or several or RECIPES[entry.case.model].frozen or entry.rule in _OF_NO_REQUEST:
         return ""
     return UNRECORDED.get(entry.rule, entry.rule)
 
