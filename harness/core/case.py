@@ -487,7 +487,7 @@ def sent_for(request: Request) -> list[Request]:
 
 def share_of_rank(case: Case, rank: int) -> Case:
     """The case with the requests of this rank of DP attention, and the events that are not of another rank's; as it is, without
-    DP attention. A pause that nothing ends, ends after all that comes for any rank."""
+    DP attention. A pause that nothing ends lasts until all that comes for any rank has come."""
     if case.engine.sglang.attn_dp_size == 1:
         return case
     requests = tuple(request for request in case.requests if request.dp_rank == rank)

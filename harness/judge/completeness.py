@@ -52,6 +52,16 @@ def _steps(trace: Trace) -> str:
     return ""
 
 
+def _missing_of_rank(records: Sequence[Record]) -> str:
+    """With DP attention each batch, an idle one too, has one forward of the target, of no token where it is idle."""
+    of_target = [record.numbers["tokens"] for record in records if record.stage == "gathered" and record.numbers["target"]]
+    for kind, forwards in (("batch", sum(map(bool, of_target))), ("idle", of_target.count(0))):
+        batches = sum(record.stage == kind for record in records)
+        if batches != forwards:
+            return f"{batches} records {kind}, and {forwards} forwards of the target in such batches"
+    return ""
+
+
 def missing(trace: Trace, model: Model) -> str:
     """What a finished run must have recorded and did not; empty if nothing is missing."""
     case, records = trace.header.case, trace.header.records
@@ -72,6 +82,8 @@ def missing(trace: Trace, model: Model) -> str:
             return f"{problem} of a {record.stage} record"
     if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
         return "something ran in a CUDA graph, on a CPU"
+    if trace.header.engine.dp > 1 and (problem := _missing_of_rank(records)):
+        return problem
     flushed = [record.iteration for record in records if record.stage == "flushed"]
     if len(flushed) != 1:
         return "the pools were never flushed and counted"

@@ -74,7 +74,8 @@ class Inner:
         self._allocation = allocation
         self._writer = writer
         self._coins = coins
-        self._counted: tuple[Any, Array] = None, np.empty(0, np.int64)  # a batch of DP attention, and what it says of each rank
+        # a batch of DP attention, the tokens that it has, and those that it says each rank has
+        self._counted: tuple[Any, int, Array] = None, 0, np.empty(0, np.int64)
 
     def wrap(self, wraps: Wraps) -> None:
         of = self._of
@@ -168,9 +169,10 @@ class Inner:
         self._now.forward = None
         if getattr(batch, "global_num_tokens_cpu", None) is not None:
             if batch is not self._counted[0]:  # later steps of a draft find it padded
-                self._counted = batch, np.array(batch.global_num_tokens_cpu, np.int64)
-            own = {"tokens": 0 if batch.input_ids is None else len(batch.input_ids), "target": int(target)}
-            self._writer.add_numbered("gathered", "", {"counts": self._counted[1]}, own)
+                tokens = 0 if batch.input_ids is None else len(batch.input_ids)
+                self._counted = batch, tokens, np.array(batch.global_num_tokens_cpu, np.int64)
+            _, tokens, counts = self._counted
+            self._writer.add_numbered("gathered", "", {"counts": counts}, {"tokens": tokens, "target": int(target)})
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
         forward = self._begin_forward(layer, batch)

@@ -60,7 +60,7 @@ class Unrecorded(Taps):
     def _around_draft(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
         return call(batch, *args, **kwargs)
 
-    _around_verify = _around_draft
+    _around_verify = _around_idle = _around_draft
 
 
 class Unwaited(Unrecorded):
