@@ -30,6 +30,8 @@ one row of each request. On CUDA the copies to and from the gathered rows go by 
 a CPU stop at the end of the tensor. docs/findings/dp-input-logprobs.
 """
 
+from msgspec.structs import replace
+
 from ..entry import Edit, Entry, Logprobs, Patch, Request, SGLangSettings, small_case, small_patch
 
 _TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata"
@@ -45,6 +47,20 @@ if getattr(spec_info, "kv_indptr", None) is None:""",
 PLAN = Patch(
     name="decode-of-planned-rows",
     edits=(
+        Edit(
+            target="sglang.srt.model_executor.forward_batch_info.ForwardBatch.prepare_mlp_sync_batch",
+            match="if self.dp_spec_prefill_coordination_applied:",
+            replacement="""from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+if (
+    model_runner.is_draft_worker
+    and not self.is_extend_in_batch
+    and get_moe_a2a_backend().is_none()
+):
+    # A draft step is planned before this, for the rows that a rank has.
+    dp_padding_mode = DpPaddingMode.SUM_LEN
+if self.dp_spec_prefill_coordination_applied:""",
+        ),
         Edit(
             target=_DECODE,
             match="if layer.k_scale is not None and layer.v_scale is not None:",
@@ -116,6 +132,9 @@ COPIES = small_patch(
 sz = sz.clamp(max=(dst if offset_src else src).shape[0])""",
 )
 _SETTINGS = SGLangSettings(attn_dp_size=2)
+# Two requests on rank 0 and one on rank 1, which is padded
+_REQUEST = Request(id="a", prompt=(7,), max_new_tokens=3)
+_UNEVEN = (_REQUEST, replace(_REQUEST, id="b"), replace(_REQUEST, id="c", dp_rank=1))
 
 _PADDED_MASK = Entry(
     id="dp-padded-mask",
@@ -125,9 +144,7 @@ _PADDED_MASK = Entry(
     trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
     remedy=MASK,
     case=small_case(
-        Request(id="a", prompt=(7,), max_new_tokens=3),
-        Request(id="b", prompt=(7,), max_new_tokens=3),
-        Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
+        *_UNEVEN,
         model="qwen3.5-nextn",
         topk=2,
         sglang=_SETTINGS,
@@ -154,9 +171,7 @@ ENTRIES = (
         remedy=PLAN,
         behind=_PADDED_MASK,
         case=small_case(
-            Request(id="a", prompt=(7,), max_new_tokens=3),
-            Request(id="b", prompt=(7,), max_new_tokens=3),
-            Request(id="c", prompt=(7,), max_new_tokens=3, dp_rank=1),
+            *_UNEVEN,
             model="qwen3.5-nextn",
             num_steps=2,
             topk=2,
