@@ -61,11 +61,12 @@ FROZEN_GATES = (
         replacement="False",
     ),
 )
-# The second warm-up computes what the first did, and takes a third of a capture.
+# SGLang has two for each graph, so that kernels are loaded. The largest graph is captured first, and its warm-up writes all
+# rows that those of smaller ones would.
 _ONE_WARM_UP = Edit(
     target="sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.capture_one",
     match="for warmup_step in range(2):",
-    replacement="for warmup_step in range(1):",
+    replacement="for warmup_step in range(not self._graphs):",
 )
 _TO_HOST = Edit(
     target="sglang.srt.utils.common.async_d2h",
@@ -181,7 +182,8 @@ def _launches_on_tapes() -> Iterator[None]:
             grid = grid(named.arguments)
         if not tape.capturing():
             return hand_on(run, self, *tape.widened(args), grid=grid, warmup=False, **tape.widened(kwargs))
-        return tape.launch(run, self, grid, args, kwargs, stored_to(self, args, kwargs))
+        tape.launch(run, self, grid, args, kwargs, stored_to(self, args, kwargs))
+        return None
 
     with patch.object(InterpretedFunction, "run", run_or_record):
         yield

@@ -5,7 +5,7 @@ kernel, with each Python scalar as it was. Views are no nodes: their memory is. 
 that made a tensor runs again, and its result is copied into that tensor, so that its holders see the values of the replay.
 
 As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero), of tensors that are
-not the host's. It runs what CUDA only records, so all memory that it wrote is restored at its end.
+not the host's. It runs operations that CUDA only records, so all memory that it wrote is restored at its end.
 
 Memory: all graphs share a pool, as SGLang's do. Memory that a graph has freed when the next one is captured is the next one's.
 A replay of a graph may therefore write over all that later graphs gave: it is poisoned here. The allocator's own choice may be
@@ -203,27 +203,31 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
             return hand_on(function, *args, **kwargs)
         with recording_off():
             Tape.now.keep((args, kwargs))
-            frozen, named = _frozen((args, kwargs))
+            reads: list[Tensor] = []
+            frozen, named = _frozen((args, kwargs), reads)
             result = hand_on(function, *args, **kwargs)
             given = {id(tensor) for tensor in tensors((args, kwargs))}
             made = tuple(tensor.detach() for tensor in tensors(result) if id(tensor) not in given)
-            reads = tensors((frozen, named))
             Tape.now.add(functools.partial(_make, function, frozen, named, made), made, reads, reads)
         return result
 
     return call
 
 
-def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor]) -> Any:
+def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor]) -> None:
     """A launch of a Triton kernel on a grid of numbers, while a graph is captured. A replay runs it by whatever runs kernels
-    then. written: what it stores to."""
+    then. written: what it stores to; none, where that is unknown.
+
+    A capture of CUDA runs nothing. Here a kernel runs if it may store integers: torch's operations index by them."""
     assert Tape.now is not None
     with recording_off():
-        frozen, named = widened(_frozen((args, kwargs)))
-        Tape.now.keep((frozen, named))
-        result = hand_on(run, kernel, *frozen, grid=grid, warmup=False, **named)
-    Tape.now.add(lambda: hand_on(kernel.run, *frozen, grid=grid, warmup=False, **named), (), tensors((frozen, named)), written)
-    return result
+        reads: list[Tensor] = []
+        frozen, named = widened(_frozen((args, kwargs), reads))
+        run_again = functools.partial(hand_on, grid=grid, warmup=False, **named)
+        if not written or not all(tensor.is_floating_point() for tensor in written):
+            Tape.now.keep((frozen, named))
+            run_again(run, kernel, *frozen)
+    Tape.now.add(lambda: run_again(kernel.run, *frozen), (), reads, written)
 
 
 def widened(tree: Any) -> Any:
@@ -303,19 +307,18 @@ class _Recorder(DispatchMode):
         if writes:
             self._tape.keep((args, kwargs))
         result = hand_on(function, *args, **kwargs)
-        given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
-        outputs = tensors(result)
-        fresh = [tensor.untyped_storage().data_ptr() not in given for tensor in outputs]
-        if not writes and not any(fresh):
+        reads: list[Tensor] = []
+        frozen, named = _frozen((args, kwargs), reads)
+        given = {tensor.untyped_storage().data_ptr() for tensor in reads}
+        made = tuple(one.detach() for one in tensors(result) if one.untyped_storage().data_ptr() not in given)
+        if not writes and not made:
             return result  # a view
-        frozen, named = _frozen((args, kwargs))
-        made = tuple(tensor.detach() for tensor, new in zip(outputs, fresh, strict=True) if new)
         run = functools.partial(_make, function, frozen, named, made)
         if writes:
             run = functools.partial(_meet if function.namespace == _MEETS else hand_on, function, *frozen, **named)
         elif name in _EMPTY:
             run = functools.partial(poison, made)
-        self._tape.add(run, made, tensors((frozen, named)), writes)
+        self._tape.add(run, made, reads, writes)
         return result
 
 
@@ -379,9 +382,14 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
             _collect(part, found)
 
 
-def _frozen(tree: Any) -> Any:
-    """The same memory in the same shapes, whatever becomes of the tensors."""
-    return _map(Tensor.detach, tree)
+def _frozen(tree: Any, found: list[Tensor]) -> Any:
+    """The same memory in the same shapes, whatever becomes of the tensors. found: they are added to it."""
+
+    def freeze(tensor: Tensor) -> Tensor:
+        found.append(tensor.detach())
+        return found[-1]
+
+    return _map(freeze, tree)
 
 
 def _map(change: Callable[[Tensor], Any], tree: Any) -> Any:
