@@ -7,7 +7,7 @@ EAGLE-3 head which has none.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -196,6 +196,8 @@ def _mtp(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel
 READERS: Mapping[str, Callable[[Checkpoint, Weights, Shared], DraftModel]] = {
     "LlamaForCausalLMEagle": _eagle,
     "Qwen2ForCausalLMEagle": _eagle,
+    "LlamaForCausalLM": _eagle,  # what vLLM calls the head
+    "EagleLlamaForCausalLM": _eagle,
     "LlamaForCausalLMEagle3": _eagle3,
     "LlamaForCausalLMMTP": _mtp,
     "Step3p5MTP": _mtp,
@@ -205,6 +207,14 @@ READERS: Mapping[str, Callable[[Checkpoint, Weights, Shared], DraftModel]] = {
 def default_layers(num_layers: int) -> tuple[int, ...]:
     """Layers whose output an EAGLE-3 head consumes if its checkpoint names none: what enters layers 2, n/2 and n - 3."""
     return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+def layers_in_vllm(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The same in vLLM: the numbers that a checkpoint names are of layers whose input is consumed (gpu_model_runner.py,
+    _get_eagle3_aux_layers_from_config), where SGLang consumes their output (llama.py, set_eagle3_layers_to_capture)."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    named = config.get(name) or (config.get("eagle_config") or {}).get(name)
+    return tuple(layer - 1 for layer in named) if named else default_layers(num_layers)
 
 
 def modern(name: str) -> str:

@@ -16,7 +16,7 @@ from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.reference.everywhere import committed_everywhere
 
 from .checkpoint import Checkpoint, checkpoint
-from .draft import DraftModel, on, read_draft, round_weights
+from .draft import DraftModel, layers_in_vllm, on, read_draft, round_weights
 from .follow import Followed, Shape, chain_logits, follow_chains, follow_last_fed, follow_trees
 from .server import Started
 from .target import Read, Served, Target
@@ -226,9 +226,17 @@ def load_served(target: str, draft: str, started: Started, device: str, dtype: t
     of_target, of_draft = checkpoint(target), checkpoint(draft)
     served = started.computes_in(of_target.config), started.computes_in(of_draft.config)
     if served == ("float32", "float32"):
-        return load_pair(target, draft, "float32", device, dtype)
+        pair = load_pair(target, draft, "float32", device, dtype)
+        return replace(pair, draft=_read_by(started, pair.draft, of_draft, pair.target))
     of_weights, of_head = (getattr(torch, name) for name in served)
     loaded = Target(of_target, "float32", device, of_weights)
-    head = round_weights(read_draft(of_draft, loaded.shared, dtype), of_head)
+    head = round_weights(_read_by(started, read_draft(of_draft, loaded.shared, dtype), of_draft, loaded), of_head)
     precision = Precision(of_head, Target(of_target, served[0], device), head)
     return Pair(loaded, head, of_target, of_draft, precision=precision)
+
+
+def _read_by(started: Started, draft: DraftModel, checkpoint: Checkpoint, target: Target) -> DraftModel:
+    """The draft as the server's engine reads its configuration."""
+    if started.engine == "SGLang" or draft.algorithm != "EAGLE3":
+        return draft
+    return replace(draft, reads=layers_in_vllm(checkpoint.config, target.shared.num_layers))

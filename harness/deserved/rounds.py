@@ -1,7 +1,7 @@
 """How many rounds a text takes, and rounds deserved beside rounds used of one answer: from which token on an engine lost
 one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
@@ -139,9 +139,13 @@ def _compare_answer(pair: Pair, shape: Shape, answer: Answer, read: Read, right:
     made, deserved = own, walk(own, begin)
     if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
         made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts, cuts) or right
-    wrong = _wrong(answer.starts, made) if answer.starts else ()
     starts = deserved.starts if answer.starts is None else answer.starts
     possible, last = [made.possible(start) for start in starts], len(text) - 1
+    if answer.drafted is not None:  # no more is accepted than is verified
+        possible = [
+            sorted({min(count, most) for count in counts}) for counts, most in zip(possible, answer.drafted, strict=True)
+        ]
+    wrong = _wrong(starts, possible, last) if answer.starts else ()
     if answer.starts is None:  # a round commits one token beside the drafts that it accepts
         at_stake = max(last - begin - deserved.most, 0)
     else:  # what lies past the end of the text is not told
@@ -158,13 +162,12 @@ def _compare_answer(pair: Pair, shape: Shape, answer: Answer, read: Read, right:
     )
 
 
-def _wrong(starts: Sequence[int], followed: Followed) -> tuple[Wrong, ...]:
-    last = len(followed.agrees) - 1
+def _wrong(starts: Sequence[int], possible: Sequence[Collection[int]], last: int) -> tuple[Wrong, ...]:
     found = []
-    for start, end in zip(starts, [*starts[1:], last], strict=True):
+    for start, end, counts in zip(starts, [*starts[1:], last], possible, strict=True):
         used = end - start - 1
         # The last round drafts past the end of the text, and only what lies in it is told.
-        deserved = tuple(sorted({min(count, last - start - 1) for count in followed.possible(start)}))
+        deserved = tuple(sorted({min(count, last - start - 1) for count in counts}))
         if used not in deserved:
             found.append(Wrong(start, used, deserved))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""A server that answers as SGLang's does, and what one says that it was started with."""
+"""A server that answers as SGLang's does, or as vLLM's, and what one says that it was started with."""
 
 import json
 import threading
@@ -46,6 +46,15 @@ INFO: dict[str, Any] = {
     "chunked_prefill_size": CHUNK,
     "dtype": "float32",
 }
+VLLM_INFO: dict[str, Any] = {
+    "vllm_config": {
+        "speculative_config": {"method": "eagle", "num_speculative_tokens": STEPS, "rejection_sample_method": "standard"},
+        "model_config": {"model": "target", "dtype": "float32", "enforce_eager": False},
+        "cache_config": {"block_size": 16, "cache_dtype": "auto"},
+        "scheduler_config": {"max_num_batched_tokens": CHUNK, "max_num_seqs": 4, "enable_chunked_prefill": True},
+        "observability_config": {"per_request_spec_decode_metrics": "detailed"},
+    }
+}
 Prompt = tuple[int, ...]
 
 
@@ -82,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         behaviour = self.server.behaviour
-        info = {"/server_info": behaviour.info, "/model_info": behaviour.model_info}.get(self.path)
+        known = {"/server_info": behaviour.info, "/model_info": behaviour.model_info, "/version": {"version": "0.33.0"}}
+        info = known.get(self.path.partition("?")[0])
         self._send(404 if info is None else 200, json.dumps(info).encode())
 
     def do_POST(self) -> None:
@@ -98,6 +108,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked += 1
         self.send_response(200)
         self.end_headers()
+        if self.path == "/v1/completions":
+            salt = asked["cache_salt"]
+            events = self.server.answer(tuple(asked["prompt"]), asked["max_tokens"], salt)
+            for event in as_vllm(list(events), merges=self.server.behaviour.merges):
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            self.wfile.write(b"data: [DONE]\n\n")
+            return
         if self.server.asked > self.server.behaviour.dies_after:
             self.wfile.write(b'data: {"output_ids": [1], "meta_info": {"completion_tokens": 1, "finish_reason": null}}\n\n')
             return
@@ -115,12 +132,12 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     def __init__(self, behaviour: Behaviour) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behaviour, self.cached, self.asked = behaviour, set[Prompt](), 0
+        self.behaviour, self.cached, self.asked = behaviour, set[tuple[str, Prompt]](), 0
 
-    def answer(self, prompt: Prompt, count: int) -> Iterator[dict[str, Any]]:
+    def answer(self, prompt: Prompt, count: int, salt: str = "") -> Iterator[dict[str, Any]]:
         text, hidden = text_of(prompt, count)
-        cached = len(prompt) - 1 if prompt in self.cached else 0
-        self.cached.add(prompt)
+        cached = len(prompt) - 1 if (salt, prompt) in self.cached else 0
+        self.cached.add((salt, prompt))
         head, committed, sent, rounds = model_pair(MODEL).reference_heads(RECIPES[MODEL])[0], len(prompt), [1], 0
         while committed < len(text) - 1:
             with self.behaviour.rounds_off():
@@ -133,13 +150,29 @@ class _Server(ThreadingHTTPServer):
             committed, rounds = min(committed + accepted + 1, len(text) - 1), rounds + 1
             sent.append(committed + 1 - len(prompt))
         emitted = self.behaviour.says(text[len(prompt) :])
-        for number in sent[-1:] if self.behaviour.merges else sent:
+        for number in sent[-1:] if self.behaviour.merges and not salt else sent:
             meta: dict[str, Any] = {"completion_tokens": number, "cached_tokens": cached, "finish_reason": None}
             if number == sent[-1]:
                 meta["finish_reason"] = {"type": "length"}
                 if self.behaviour.counts:
                     meta["spec_verify_ct"] = rounds
             yield {"output_ids": list(emitted[:number]), "meta_info": meta}
+
+
+def as_vllm(events: list[dict[str, Any]], *, merges: bool) -> Iterator[dict[str, Any]]:
+    """The same answer as vLLM streams it. A step after which one token is left verifies nothing, and is in no account."""
+    tokens, meta = events[-1]["output_ids"], events[-1]["meta_info"]
+    ends = [len(event["output_ids"]) for event in events]
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    begin = 0
+    for size in [len(tokens)] if merges else sizes:
+        begin += size
+        reason = "length" if begin == len(tokens) else None
+        yield {"choices": [{"token_ids": tokens[begin - size : begin], "finish_reason": reason}]}
+    steps = sizes[1:-1] if sizes[-1] == 1 else sizes[1:]
+    told = {"per_step_accepted": [size - 1 for size in steps], "per_step_drafted": [STEPS] * len(steps)}
+    metrics = {"speculative_decoding": told} if "spec_verify_ct" in meta else {}
+    yield {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": meta["cached_tokens"]}}, "metrics": metrics}
 
 
 @contextmanager

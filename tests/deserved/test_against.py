@@ -14,13 +14,15 @@ from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.acceptance import against
 from eagletwin.harness.core.errors import HarnessError, run_guarded
 from eagletwin.harness.core.recording import Inconclusive
+from eagletwin.harness.deserved.draft import default_layers, layers_in_vllm
 from eagletwin.harness.deserved.precision import Rounding
-from eagletwin.harness.deserved.server import HttpServer
+from eagletwin.harness.deserved.sglang_server import SGLangServer
+from eagletwin.harness.deserved.vllm_server import read_steps
 from eagletwin.harness.families.store import checkpoints
 
 from ..harness.doors import opened, program
 from ..rows import spread
-from .fake_server import CHUNK, MODEL, Behaviour, serving
+from .fake_server import CHUNK, MODEL, VLLM_INFO, Behaviour, serving
 
 # `eagletwin acceptance --server`, against a server with a known fault: its verdict, its condition, the bug that it names.
 
@@ -85,6 +87,91 @@ def test_a_healthy_server_is_equal(run: Run) -> None:
     done = run(Behaviour())
     assert done.returncode == 0, done
     assert done.stdout.startswith(f"EQUAL {3 * len(SIZES)} answers")
+
+
+# And against one of vLLM.
+
+
+def of_vllm(**config: object) -> Behaviour:
+    return broken(lambda behaviour: setattr(behaviour, "info", {"vllm_config": VLLM_INFO["vllm_config"] | config}))
+
+
+def test_a_healthy_vllm_is_equal(run: Run, tmp_path: Path) -> None:
+    done = run(of_vllm())
+    assert done.returncode == 0, done
+    assert done.stdout.startswith(f"EQUAL {3 * len(SIZES)} answers")
+    assert "vLLM 0.33.0, eagle, num_steps 3" in done.stdout
+    answers = [json.loads(line) for line in (tmp_path / "eagletwin-runs/acceptance/answers.jsonl").read_text().splitlines()]
+    assert all(answer["starts"] is not None for answer in answers)
+    assert any(0 in answer["drafted"] for answer in answers)  # a last step that drafts nothing is a round
+    assert {answer["cached"] > 0 for answer in answers if answer["way"] == "again"} == {True}
+    assert not any(answer["cached"] for answer in answers if answer["way"] == "alone")
+
+
+def test_a_vllm_that_loses_drafts_of_long_prompts_is_found(run: Run, tmp_path: Path) -> None:
+    behaviour = of_vllm()
+    behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK
+    done = run(behaviour)
+    assert done.returncode == 1, done
+    assert facts_of(tmp_path)["condition"] == "prompts longer than a chunk"
+    assert facts_of(tmp_path)["bugs"] == []  # the ledger's are SGLang's
+
+
+def test_merged_chunks_of_vllm_are_judged_by_their_count(run: Run) -> None:
+    behaviour = of_vllm()
+    behaviour.merges = True
+    done = run(behaviour)
+    assert done.returncode == 0, done
+    assert "does not tell where rounds began" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"speculative_config": None}, "without speculative decoding"),
+        ({"observability_config": {"per_request_spec_decode_metrics": "summary"}}, "per-request-spec-decode-metrics detailed"),
+        (
+            {"speculative_config": {"method": "eagle", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}},
+            "by the method synthetic",
+        ),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, "drafts by mtp"),
+    ],
+)
+def test_a_vllm_that_cannot_be_compared_says_why(run: Run, config: dict[str, object], said: str) -> None:
+    done = run(of_vllm(**config))
+    assert done.returncode == 128, done
+    assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "reads"),
+    [
+        ({}, default_layers(12)),  # without numbers the two engines agree
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 6, 9]}}, (2, 5, 8)),
+        ({"eagle_aux_hidden_state_layer_ids": [3, 6, 9]}, (2, 5, 8)),
+    ],
+)
+def test_vllm_reads_what_enters_the_layers_that_a_head_names(config: dict[str, object], reads: tuple[int, ...]) -> None:
+    assert layers_in_vllm(config, 12) == reads
+
+
+@pytest.mark.parametrize(
+    ("chunks", "accepted", "drafted", "read"),
+    [
+        ([1, 3, 1], [2, 0], [3, 3], (2, (5, 8), (3, 3))),
+        ([1, 3, 2], [2, 3], [3, 3], (2, (5, 8), (3, 3))),  # the text had no room for two of the last
+        ([1, 3, 1], [2], [3], (2, (5, 8), (3, 0))),  # a step that drafts nothing, at the end
+        ([1, 1, 3], [2], [2], (2, (5, 6), (0, 2))),  # or where a budget had no place
+        ([1, 4], [2, 0], [3, 3], (2, None, None)),  # merged: two rounds by vLLM's account
+        ([5], [2, 0], [3, 3], (2, None, None)),
+        ([1, 5], [2], [3], (3, None, None)),  # merged with steps that draft nothing
+        ([1], [], [], (0, (), ())),
+    ],
+)
+def test_rounds_of_vllm_are_told_by_its_stream_and_its_account(
+    chunks: list[int], accepted: list[int], drafted: list[int], read: object
+) -> None:
+    assert read_steps(5, chunks, {"per_step_accepted": accepted, "per_step_drafted": drafted}) == read
 
 
 def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
@@ -302,7 +389,7 @@ def test_a_server_that_is_never_idle_is_an_error() -> None:
     behaviour = Behaviour()
     behaviour.busy = 10**9
     with serving(behaviour) as url, pytest.raises(HarnessError, match="never idle"):
-        HttpServer(url, idle_seconds=0.2).flush()
+        SGLangServer(url, idle_seconds=0.2).flush()
 
 
 # -- 16 bits ------------------------------------------------------------------------------------------------------------
@@ -357,7 +444,7 @@ def no_counts(behaviour: Behaviour) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        (no_info, 128, "not as an SGLang server does"),
+        (no_info, 128, "not as a server of SGLang or vLLM does"),
         (no_speculation, 128, "without speculative decoding"),
         (another_algorithm, 128, "drafts by NGRAM"),
         (no_counts, 129, "counts no verify rounds"),

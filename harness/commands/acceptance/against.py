@@ -1,7 +1,7 @@
 """`eagletwin acceptance --server`: rounds deserved and rounds used, request by request, and what the losses have in common."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.misconfiguration import explained_by
 from eagletwin.harness.deserved.precision import Pair
 from eagletwin.harness.deserved.rounds import Compared, Cuts, compare, possible_cuts
-from eagletwin.harness.deserved.server import WAYS, Answer, HttpServer, Sent, Started, Way, send
+from eagletwin.harness.deserved.server import WAYS, Answer, Sent, Server, Started, Way, send
 from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected_rounds, power_of
 
 from ..options import log_progress
@@ -32,7 +32,7 @@ from .report import AnswerRounds, ExpectedRounds, ServerAcceptance, WayRounds, c
 class Prompting:
     """A server, what it says of itself, and what it is asked for: so many new tokens a prompt, so many prompts at once."""
 
-    server: HttpServer
+    server: Server
     started: Started
     new_tokens: int
     at_once: int
@@ -42,13 +42,6 @@ class Prompting:
     def by_rejection(self) -> bool:
         """Whether drafts are accepted by chance."""
         return self.started.rejection_sampling and bool(self.temperature)
-
-    @property
-    def sampling(self) -> Mapping[str, object]:
-        """SGLang's sampling parameters."""
-        plain: dict[str, object] = {"temperature": self.temperature, "ignore_eos": False}
-        # a server may have others of the checkpoint's for a default
-        return plain | {"top_p": 1.0, "top_k": -1} if self.by_rejection else plain
 
 
 def collect_answers(asked: Prompting, prompts: Sequence[Prompt], folder: Path) -> Iterator[Sent]:
@@ -62,7 +55,15 @@ def collect_answers(asked: Prompting, prompts: Sequence[Prompt], folder: Path) -
             )
 
         ids = [prompt.ids for prompt in prompts]
-        sending = send(asked.server, ids, asked.new_tokens, at_once=asked.at_once, sampling=asked.sampling, kept=save)
+        sending = send(
+            asked.server,
+            ids,
+            asked.new_tokens,
+            at_once=asked.at_once,
+            temperature=asked.temperature,
+            whole=asked.by_rejection,  # a server may have others of the checkpoint's for a default
+            kept=save,
+        )
         for number, sent in enumerate(sending, 1):
             if number % 10 == 0:
                 log_progress(f"{number} of {total} answers")
@@ -144,6 +145,12 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Prompting, *, as_json:
     pair.must_draft(shape)
     folder = new_run_folder(out, "acceptance")
     if asked.by_rejection:
+        if started.engine != "SGLang":
+            raise InputError(
+                "the server draws its drafts, or verifies them by blocks",
+                consequence="how many rounds a text should take on the average is not worked out for it",
+                remedy="leave --temperature out, or start it with the draft_sample_method greedy",
+            )
         answers = collect_answers(asked, prompts, folder)
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
     layers = min(pair.draft.layers, shape.num_steps)  # that propose something
@@ -201,6 +208,7 @@ def _losing(pair: Pair, asked: Prompting) -> Losing:
         "a host cache": started.host_cache,
     }
     return Losing(
+        engine=started.engine,
         release=started.version,
         layers=pair.draft.layers > 0,
         tree=started.topk > 1,
@@ -215,7 +223,7 @@ def shape_of(started: Started) -> Shape:
         raise InputError(
             f"the server drafts by {started.algorithm}, with {started.num_steps or 'no number of'} steps",
             consequence="the reference does not know what it drafts",
-            remedy="ask a server with --speculative-algorithm EAGLE or EAGLE3",
+            remedy="ask a server that drafts by EAGLE or EAGLE3",
         )
     return Shape(started.num_steps, started.topk, started.num_draft_tokens)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eagletwin.harness.deserved.checkpoint import Prompt
     from eagletwin.harness.deserved.follow import Shape
     from eagletwin.harness.deserved.precision import Pair
+    from eagletwin.harness.deserved.server import Server
     from eagletwin.harness.deserved.target import Served
 
     from .report import Deserved
@@ -37,7 +38,7 @@ OPTIONS = (
     option(_DRAFTING, "topk", int | None, None, "K", min=1)("1: chains; more: trees.  [default: 1]"),
     option(_DRAFTING, "num_draft_tokens", int | None, None, "N", min=2)("Nodes of a tree that are verified, the root counted."),
     option(_SERVER, "server", str, "", "URL", show_default=False)(
-        "Send the prompts to this SGLang server, and compare the rounds that it used with those that the pair deserves."
+        "Send the prompts to this server of SGLang or vLLM, and compare rounds that it used with those that the pair deserves."
     ),
     option(_SERVER, "at_once", int, 8, "N", min=1)("Requests at once, where prompts go together."),
     option(_SERVER, "temperature", float, 0.0, "T", min=0.0)("0: greedy decoding."),
@@ -66,7 +67,7 @@ def acceptance(
     as_json: bool,
     out: Path,
 ) -> int:
-    """Predict the acceptance length of a target and its draft; --server: check that a running SGLang achieves it."""
+    """Predict the acceptance length of a target and its draft; --server: check that a running server achieves it."""
     _must_agree(server, temperature, of_drafting=bool(num_steps or topk or num_draft_tokens or target_dtype != "auto"))
     let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
@@ -75,7 +76,6 @@ def acceptance(
     from eagletwin.harness.deserved.checkpoint import checkpoint, read_prompts
     from eagletwin.harness.deserved.draft import check_device, on
     from eagletwin.harness.deserved.precision import load_pair, load_served
-    from eagletwin.harness.deserved.server import HttpServer
 
     check_device(device)
     asked = read_prompts(prompts, checkpoint(target), limit)
@@ -85,11 +85,29 @@ def acceptance(
             return _conclude(_predict_acceptance(pair, shape, asked, new_tokens, (target, draft)), out, as_json=as_json)
         from .against import Prompting, against
 
-        answering = HttpServer(server)
+        answering = _connect(server)
         said = Prompting(answering, answering.started(), new_tokens, at_once, temperature)
         return against(
             load_served(target, draft, said.started, device, getattr(torch, head_dtype)), asked, said, as_json=as_json, out=out
         )
+
+
+def _connect(url: str) -> "Server":
+    """The server at an address. Raises InputError where neither an SGLang nor a vLLM answers that says what it drafts."""
+    from eagletwin.harness.deserved.sglang_server import SGLangServer
+    from eagletwin.harness.deserved.vllm_server import VllmServer
+
+    vllm = VllmServer(url)
+    info = vllm.get("/server_info?config_format=json", "/get_server_info")
+    if "vllm_config" in info:
+        return vllm
+    if "speculative_algorithm" in info:
+        return SGLangServer(url)
+    raise InputError(
+        f"{url} answers, but not as a server of SGLang or vLLM does",
+        consequence="it is not known what it drafts",
+        remedy="name the address that SGLang's launch_server, or `vllm serve` with VLLM_SERVER_DEV_MODE=1, listens on",
+    )
 
 
 def _must_agree(server: str, temperature: float, *, of_drafting: bool) -> None:

@@ -10,7 +10,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.deserved.conditions import Diagnosis, Seen
 from eagletwin.harness.deserved.draft import DraftModel
 from eagletwin.harness.deserved.misconfiguration import Mistake
-from eagletwin.harness.deserved.server import WAYS, Started
+from eagletwin.harness.deserved.server import WAYS, Engine, Started
 from eagletwin.harness.deserved.statistics import Power, Stake
 
 State = Literal["in this release", "not known", "fixed"]
@@ -18,12 +18,13 @@ State = Literal["in this release", "not known", "fixed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losing:
-    """A server: its release, what it drafts, and what else it does."""
+    """A server: its engine and release, what it drafts, and what else it does."""
 
     release: str
     layers: bool
     tree: bool
     num_steps: int
+    engine: Engine = "SGLang"
     does: frozenset[Doing] = frozenset()
 
 
@@ -59,7 +60,8 @@ def losing_so(condition: Condition, server: Losing) -> list[Suspect]:
     found = [
         Suspect(entry, state)
         for entry in LEDGER.values()
-        if entry.loses is not None
+        if server.engine == "SGLang"  # whose bugs the ledger has
+        and entry.loses is not None
         and entry.view is None
         and entry.loses.condition == condition
         and entry.loses.layers in (None, server.layers)

@@ -213,7 +213,7 @@ def _of_server(one: ServerAcceptance, folder: Path) -> Document:
 
 
 def _server(started: Started) -> str:
-    return f"SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}."
+    return f"{started.engine} {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}."
 
 
 def _shares(one: ServerAcceptance) -> DocumentSection:
