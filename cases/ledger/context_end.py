@@ -9,7 +9,7 @@ row of the request and for each draft: near the end of the context more than tha
   to the rows that the next request's row of the table names. None of them is ever emitted. For the last row of the table, as
   of a graph for one request, the reads are out of bounds: an illegal memory access ends the *server*.
 
-Upstream: issue #34239, PR #35985 (open), which have it as an illegal access. docs/findings/context-end.md has both.
+Upstream: issue #34239, PR #35985 (open), which have it as an illegal access. docs/findings/context-end-reads has both.
 
 No CPU has FlashAttention: seen on an H200, in 0.5.17 and 0.5.23.
 """
@@ -33,7 +33,7 @@ self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
 
 # a is done after a round, b after three; in the third b, c and d begin at rows 11, 12 and 9, and take six each: those of b and
 # c reach into a fifth page, in a table of four. Two stores race for each first column, so which of c and d it hits differs; two
-# requests alone come out equal in some runs (docs/findings/context-end.md)
+# requests alone come out equal in some runs
 _FOUR = small_case(
     Request(id="a", prompt=(71, 1, 60, 83, 66, 38, 69, 53, 90), max_new_tokens=5),
     Request(id="b", prompt=(5, 47, 75, 77, 2, 28, 65, 41), max_new_tokens=6),

@@ -6,7 +6,7 @@ Twice the larger of topk * num_steps and num_draft_tokens is set aside for each 
 columns more than the context (PR #26972 widened it for page_size > 1 alone). Near the end of its context a request's
 slots run into the next request's row, which from then on reads a stranger's KV: its *output* changes, and the slots are never
 freed, so that the scheduler's own check ends the server. With SGLang's default of 5 steps, topk 4 and 8 nodes any request that
-comes within 27 tokens of its context length does this. docs/findings/context-end.md has the whole of it. The same in DFLASH:
+comes within 27 tokens of its context length does this. docs/findings/row-overflow has the whole of it. The same in DFLASH:
 issue #33579, PR #33581 (open).
 
 `indices-overflow`: at the end of the context, draft decode's list of KV slots is longer than its buffer's row.
