@@ -4,7 +4,7 @@
 
 Each step of draft decode should attend to the committed rows and to those of the drafts so far, its own among them.
 FlashInfer's MLA backend and FlashMLA attend to the committed rows alone, and in a graph FlashInfer's lists of rows are shifted
-besides, in a batch. Output is right. docs/findings/draft-plan.md.
+besides, in a batch. Output is right. docs/explanation/latent-attention.md.
 
 They do not say how a server `loses` by it: `acceptance` asks no server with these backends.
 

@@ -10,7 +10,7 @@ linked to nothing, and the tree has one less than it should. In a stable order a
 
 Verify of a tree attends twice, to the committed rows and to the nodes. The table of the second call holds a slot of each node,
 and the branch of latent attention hands it rows in pages: slot s is taken for page s. What is accepted may be wrong.
-docs/findings/draft-plan.md.
+docs/explanation/latent-attention.md.
 """
 
 from ..entry import Entry, Needs, Request, small_case, small_patch
