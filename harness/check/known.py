@@ -286,7 +286,7 @@ def _mendable(run: RunSpec, version: str) -> list[Entry]:
 
 def _is_reachable(entry: Entry, case: Case, mode: Mode) -> bool:
     """Whether the case can show in this mode what the entry needs a mode for. A draft that reads the target's rows runs with
-    overlap in every mode, where the release cannot do without (docs/findings/frozen-kv.md)."""
+    overlap in every mode, where the release cannot do without (docs/explanation/frozen-kv.md)."""
     mode = mode_of_case(mode, case.engine.sglang)
     modes = {mode, replace(mode, overlap=mode.overlap or RECIPES[case.model].frozen)}
     return any(not why_unreachable(entry, one) for one in modes)

@@ -265,7 +265,7 @@ def test_a_window_that_ends_is_a_row_short_in_the_draft_and_whole_with_the_remed
 def test_without_overlap_the_worker_is_called_with_an_argument_that_it_does_not_take(
     host: Host, tmp_path: Path, mended: bool
 ) -> None:
-    """Live since 0.5.19: docs/findings/frozen-kv.md."""
+    """Live since 0.5.19: docs/explanation/frozen-kv.md."""
     call = Edit(
         target="sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation",
         match="grammar_barrier=None",

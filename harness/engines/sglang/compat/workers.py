@@ -134,7 +134,7 @@ def _entry(payload: Any, names: tuple[str, ...], n: int) -> Any:
 # the only one, and runs without overlap.
 #
 # The worker of a draft that reads the target's rows (frozen-KV MTP) does not take the argument that the scheduler gives it from
-# 0.5.19 on, where batches do not overlap (docs/findings/frozen-kv.md). Where that is so it runs with overlap, as on a GPU.
+# 0.5.19 on, where batches do not overlap (docs/explanation/frozen-kv.md). Where that is so it runs with overlap, as on a GPU.
 
 _OPT_IN = "SGLANG_ENABLE_SPEC_V2"
 
