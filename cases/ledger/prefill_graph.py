@@ -3,7 +3,7 @@
 Live in 0.5.23. A graph of prefill holds the body of a model, and the wrapper around it runs eagerly. The wrapper of this draft
 joins embeddings and hidden states and hands them to the body, for which the runner has a slot in EAGLE-3's drafts and
 multimodal models alone. Without the slot the body is captured with a look-up of embeddings, and what the wrapper hands over is
-dropped: the draft's rows of every prompt are computed from tokens alone. Output is right. docs/findings/prefill-graph.md.
+dropped: the draft's rows of every prompt are computed from tokens alone. Output is right. docs/findings/prefill-graph.
 
 It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """

@@ -65,7 +65,7 @@ PLANTED = {
         "elif False:",
         "target.state",
     ),
-    # what a graph of prefill does on a GPU (docs/findings/prefill-graph.md)
+    # what a graph of prefill does on a GPU (docs/findings/prefill-graph)
     "the draft of a prefill reads embeddings alone": (
         "sglang.srt.models.qwen3_next_mtp.Qwen3NextForCausalLMMTP.forward",
         "forward_batch,\n                hidden_states,\n            )",

@@ -27,7 +27,7 @@ from .conftest import Runner
 ATTENTION = "sglang.srt.models.gpt_oss.GptOssAttention.forward_core"
 EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 MODEL = "gpt-oss-eagle3"
-# A node of a tree sees the window of its own path: live, docs/findings/tree-window.md.
+# A node of a tree sees the window of its own path: live, docs/findings/tree-window.
 WINDOW = LEDGER["tree-window"]
 assert WINDOW.remedy is not None
 TREES = WINDOW.remedy
