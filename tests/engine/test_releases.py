@@ -71,7 +71,7 @@ def test_deterministic_inference_runs(older: Host, tmp_path: Path) -> None:
 
 
 # The two workers of the releases up to 0.5.12.post1, if that one is in the cache: spec v2 under the overlap scheduler, for
-# chains, and spec v1, for trees. docs/findings/spec-v1.md says what shows there.
+# chains, and spec v1, for trees. docs/explanation/eras.md says what shows there.
 
 
 RELEASE = "0.5.12.post1"

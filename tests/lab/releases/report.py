@@ -162,7 +162,7 @@ class _Legend:
             yield "Another bug first, by this rule, and the entries that are red by it in all of these releases:"
             yield ""
             for rule, letter in self._rules.items():
-                known = ", ".join(self._red(rule, self._where[rule])) or "none in the ledger; docs/findings/ may have it"
+                known = ", ".join(self._red(rule, self._where[rule])) or "none in the ledger; docs/explanation/eras.md may say"
                 yield f"* {letter}: {rule} ({known})"
             yield ""
         if self._reasons:
