@@ -11,6 +11,11 @@ runner's attention backend, and that for both pools. To undo the fix there is to
   only what belongs to a clone, the state of hybrid layers, can be wrong.
 * `22954-kv-pool`: a layer's rows go to layer 0's pool, over layer 0's.
 * `22954-attn-backend`: the same, since the pools belong to the backend.
+
+Which pool of requests a layer is given matters only where it holds state: clones share the table of slots, and in 0.5.11 to
+0.5.12.post1 four of some 47 reads of `forward_batch.req_to_token_pool` were of state, in lfm2.py and lfm2_moe.py, which are no
+multi-layer drafts. From 0.5.13 on nothing reads either pool from a batch. The worker of 0.5.16 to 0.5.23 still puts both on the
+batch before each layer, four times: dead code (`test_a_read_of_a_pool_of_the_batch_would_fail`).
 """
 
 from ..entry import Edit, Entry, Loses, Patch, Request, small_case
