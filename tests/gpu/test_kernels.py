@@ -184,8 +184,7 @@ def test_rows_that_are_read_and_written_in_one_launch(width: int, count: int) ->
 
 
 # Verify that samples, on a GPU: the C++ of a tree and of the cuts, and Triton's kernel of a chain, compiled.
-# The properties are those of harness/commands/kernels/properties/sampling.py. Which release has which of the C++:
-# docs/findings/sampling.md.
+# The properties are those of harness/commands/kernels/properties/sampling.py.
 
 
 JIT = "sglang.kernels.ops.speculative.sampling"  # from 0.5.21 on; before, the sampling of a tree is in the wheel of sgl_kernel

@@ -1,6 +1,6 @@
 """Documents are plain technical English: words and beginnings of sentences that make a sentence be read twice are banned.
 
-BANNED is the one list. The write-ups in docs/findings are not read; the reports in its folders are.
+BANNED is the one list. Reports in the folders of docs/findings are read, pages beside these folders are not.
 """
 
 import re

@@ -173,7 +173,7 @@ def plain_arguments(given: dict[str, Any]) -> dict[str, Any]:
 def order_penalties(shims: list[str]) -> None:
     """Have penalties applied in the order of SGLang's overlap scheduler and of its verify: what is added, then what is scaled.
 
-    Without overlap the order is that of a set of classes, another in each process (docs/findings/sampling.md)."""
+    Without overlap the order is that of a set of classes, another in each process (docs/explanation/plain-decode.md)."""
     module: Any = importlib.import_module("sglang.srt.sampling.penaltylib.orchestrator")
     orchestrator = module.BatchedPenalizerOrchestrator
     begin = orchestrator.__init__
