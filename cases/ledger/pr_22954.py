@@ -3,19 +3,14 @@
 The worker made one batch for all layers, and on it lay what runner 0 has: its `req_to_token_pool`, `token_to_kv_pool` and
 `attn_backend`. The pull request put each layer's own `req_to_token_pool` on the batch, and its author asked whether the other
 two need the same. They did: up to 0.5.12.post1 attention read both from the batch, and every layer wrote into layer 0's KV
-pool (entry 22954-kv-pool). From 0.5.13 on pools are not read from a batch: a forward asks the forward context for its
-runner's attention backend, and that for both pools. To undo the fix there is to tie a layer's backend to layer 0's.
+pool (entry 22954-kv-pool). From 0.5.13 on the pools that the worker puts on a batch are never read: a forward asks the
+context for its runner's attention backend, and that for both. To undo the fix there is to tie a layer's backend to layer 0's.
 
 * `22954-req-pool`: what the pull request fixed. Runners of plain models share one object, which hides it, and those of a
   hybrid model have a clone each, which shares the table of slots; so the red side gives each its clone. No number differs:
   only what belongs to a clone, the state of hybrid layers, can be wrong.
 * `22954-kv-pool`: a layer's rows go to layer 0's pool, over layer 0's.
 * `22954-attn-backend`: the same, since the pools belong to the backend.
-
-Which pool of requests a layer is given matters only where it holds state: clones share the table of slots, and in 0.5.11 to
-0.5.12.post1 four of some 47 reads of `forward_batch.req_to_token_pool` were of state, in lfm2.py and lfm2_moe.py, which are no
-multi-layer drafts. From 0.5.13 on nothing reads either pool from a batch. The worker of 0.5.16 to 0.5.23 still puts both on the
-batch before each layer, four times: dead code (`test_a_read_of_a_pool_of_the_batch_would_fail`).
 """
 
 from ..entry import Edit, Entry, Loses, Patch, Request, small_case
