@@ -30,7 +30,7 @@ REPEATED = (
     "docs/guide/recording.md",
     "docs/records/detection.md",
 )
-PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - set((DOCS / "findings").glob("[!R]*.md")))
+PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")})
 
 
 def prose(text: str, *, tables: bool = True) -> str:
