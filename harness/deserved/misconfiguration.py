@@ -13,7 +13,7 @@ from eagletwin.reference.sizes import LlamaShape
 
 from .checkpoint import Checkpoint
 from .conditions import Seen
-from .draft import DraftModel, Shared, States, modern, round_weights
+from .draft import DraftModel, Shared, States, default_layers, modern, round_weights
 from .follow import Followed, Shape
 from .precision import Pair
 from .rounds import compare
@@ -93,6 +93,10 @@ def _of_eagle3(draft: DraftModel, head: Eagle3Head, checkpoint: Checkpoint, shar
         if min(layers) >= 0 and max(layers) < shared.num_layers:
             says = f"the auxiliary layers were {word}: {', '.join(map(str, layers))}"
             yield Mistake(f"aux-layers{by:+}", says, replace(draft, reads=layers))
+    layers = default_layers(shared.num_layers)
+    if layers != draft.reads and min(layers) >= 0:
+        says = f"the auxiliary layers were those of a head that names none: {', '.join(map(str, layers))}"
+        yield Mistake("aux-layers-default", says, replace(draft, reads=layers))
     word = "ignored" if head.norm_output else "set"
     yield Mistake("norm-output", f"norm_output were {word}", _one(draft, replace(head, norm_output=not head.norm_output)))
     weights = dict(head.weights)

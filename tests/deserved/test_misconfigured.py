@@ -82,6 +82,7 @@ def planted(pair: Pair, name: str) -> list[str]:
     spread(
         [
             ("llama-eagle3", "aux-layers+1"),
+            ("llama-eagle3", "aux-layers-default"),
             ("llama-eagle3", "norm-output"),
             ("llama-eagle3", "d2t-missing"),
             ("llama-eagle3", "d2t-absolute"),
