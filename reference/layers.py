@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import layer_norm, linear
 
-from .sizes import LatentShape, LlamaShape, RopeScaling
+from .sizes import IndexShape, LatentShape, LlamaShape, RopeScaling
 
 Weights = Mapping[str, Tensor]
 
@@ -136,7 +136,8 @@ def latent_attention(
     """Attention over rows inner [R, H] at positions [R]; row r attends to the rows where sees[r] is true.
 
     before: latent rows [E, 1, C+P] of rows that stand before these; sees is [R, E + R] then.
-    Returns (attended [R, N*W], latent rows [R, 1, C+P]); C latent.rank, P latent.rope, W latent.value.
+    Returns (attended [R, N*W], latent rows [R, 1, C+P]); C latent.rank, P latent.rope, W latent.value. With an indexer a row
+    attends to the rows that it chooses, and its key [R, 1, I] is stored behind the latent row.
     """
     rows, heads = inner.shape[0], shape.num_heads
     compressed = linear(inner, weights[f"{prefix}q_a_proj.weight"])  # [R, latent.query_rank]
@@ -149,13 +150,117 @@ def latent_attention(
     turned = rotate(turning, positions, shape.rope_theta, shape.rope_scaling, interleaved=True)
     query = torch.cat([query[..., : latent.plain], turned[:, :heads]], -1)  # [R, N, D+P]
     stored = torch.cat([c[:, None], turned[:, heads:]], -1)  # [R, 1, C+P]
+    if shape.index is not None:
+        earlier = None if before is None else before[:, 0, latent.width :]
+        own = (weights, f"{prefix}indexer.", shape, shape.index, latent.rope)
+        sees, key = choose_rows(*own, compressed, inner, positions, sees, earlier)
+        stored = torch.cat([stored, key[:, None]], -1)  # [R, 1, C+P+I]
 
     seen = stored if before is None else torch.cat([before, stored])  # [E+R, 1, C+P]
     made = linear(seen[:, 0, : latent.rank], weights[f"{prefix}kv_b_proj.weight"])  # [E+R, N*(D+W)]
     made = made.view(len(seen), heads, latent.plain + latent.value)
     plain, value = made[..., : latent.plain], made[..., latent.plain :]  # [E+R, N, D], [E+R, N, W]
-    key = torch.cat([plain, seen[..., latent.rank :].expand(-1, heads, -1)], -1)  # [E+R, N, D+P]
+    key = torch.cat([plain, seen[..., latent.rank : latent.width].expand(-1, heads, -1)], -1)  # [E+R, N, D+P]
     colder = 1.0 if shape.rope_scaling is None else shape.rope_scaling.temperature
     score = (query / (query.shape[-1] ** 0.5 * colder)).transpose(0, 1) @ key.permute(1, 2, 0)  # [N, R, E+R]
     weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
     return (weight @ value.transpose(0, 1)).transpose(0, 1).flatten(1), stored
+
+
+# Chosen rows (DeepSeek Sparse Attention): latent attention of which a row attends to the few rows that an indexer scores best.
+#
+# A row has one key k, normed (layer norm), and a query q_h of each index head, made of the latent vector of attention's own
+# query. The front of each turns with the position. Row t scores row s by the sum over heads of w_h relu(q_h . k), where the
+# weights w_h are made of row t's input. Source: DeepSeek-V3.2-Exp (its report, §2.1, equations 1 and 2).
+#
+# Its published model has the rest: pairs of the rotary embedding are (d, d + P/2) here, though attention's own are not;
+# queries and keys are turned by Hadamard's matrix, and rounded to FP8 (e4m3) by a scale of each, the power of two above its
+# largest number over 448; and scores are divided by the roots of the number of heads and of their width. A key is stored as it
+# is rounded. It is kept here as it is, and rounded where it is read.
+#
+# A choice can tie, and FP8 makes many ties: `chosen` [R, K] and `within` are as those of experts (experts.py). Chosen rows are
+# named by how many of the rows that a row sees stand before them. within [2]: how far off a product q_h . k may be elsewhere, as
+# a share of it; and a number before it is rounded to FP8, as a share of the largest of its row.
+
+LARGEST_E4M3 = 448.0
+_LEAST = 1e-4  # what the largest number of a row counts as at least
+
+
+@lru_cache
+def hadamard(width: int) -> Tensor:
+    """Hadamard's matrix in Sylvester's order, which keeps lengths [D, D], float64."""
+    matrix = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+    while len(matrix) < width:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / width**0.5
+
+
+def round_to_fp8(x: Tensor, off: float = 0.0) -> tuple[Tensor, Tensor]:
+    """x [.., D] as FP8 has it, and how much farther from it each number may be rounded if it is off by so much [.., D]."""
+    largest = x.abs().amax(-1, keepdim=True).clamp_min(_LEAST)
+    scale = torch.exp2((largest / LARGEST_E4M3).log2().ceil())
+
+    def rounded(number: Tensor) -> Tensor:
+        codes = (number / scale).clamp(-LARGEST_E4M3, LARGEST_E4M3)
+        return codes.to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+    exact = rounded(x)
+    above, below = rounded(x + off * largest), rounded(x - off * largest)
+    return exact, torch.maximum((above - exact).abs(), (exact - below).abs())
+
+
+def choose_rows(
+    weights: Weights,
+    prefix: str,
+    shape: LlamaShape,
+    index: IndexShape,
+    turning: int,
+    compressed: Tensor,
+    inner: Tensor,
+    positions: Tensor,
+    sees: Tensor,
+    before: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Of the rows that each row sees [R, E + R], those that it attends to; and the rows' own keys [R, I].
+
+    turning: width of the front of a key that turns; compressed [R, Q]: what queries are made of; before [E, I]: earlier keys
+    """
+
+    def prepare(heads: Tensor) -> Tensor:
+        front = rotate(heads[..., :turning], positions, shape.rope_theta, shape.rope_scaling)
+        return torch.cat([front, heads[..., turning:]], -1) @ hadamard(index.width).to(heads)
+
+    key = linear(inner, weights[f"{prefix}wk.weight"])
+    key = layer_norm(key, key.shape[-1:], weights[f"{prefix}k_norm.weight"], weights[f"{prefix}k_norm.bias"], 1e-6)
+    key = prepare(key[:, None])[:, 0]  # [R, I]
+    query = prepare(linear(compressed, weights[f"{prefix}wq_b.weight"]).unflatten(-1, (index.heads, index.width)))
+    weight = linear(inner, weights[f"{prefix}weights_proj.weight"]) / (index.heads * index.width) ** 0.5  # [R, h]
+    within = weights.get(f"{prefix}within")
+    off = 0.0 if within is None else float(within[1])
+    keys, keys_off = round_to_fp8(key if before is None else torch.cat([before, key]), off)  # [E+R, I]
+    query, query_off = round_to_fp8(query, off)  # [R, h, I]
+    product = (query @ keys.T).relu()  # [R, h, E+R]
+    score = torch.einsum("rh,rhe->re", weight, product)
+    own = _best(score, sees, index.chosen)
+    if within is None:
+        return own, key
+    farther = query_off @ keys.abs().T + query.abs() @ keys_off.T + float(within[0]) * product
+    doubt = torch.einsum("rh,rhe->re", weight.abs(), farther)
+    return _follow_choice(weights[f"{prefix}chosen"], own, score, doubt, sees), key
+
+
+def _best(score: Tensor, sees: Tensor, count: int) -> Tensor:
+    """The rows with the largest scores of those that each row sees: bool [R, E]."""
+    seen = score.masked_fill(~sees, -torch.inf)
+    best = seen.topk(min(count, seen.shape[-1]), -1).indices
+    return torch.zeros_like(sees).scatter(-1, best, True) & sees
+
+
+def _follow_choice(chosen: Tensor, own: Tensor, score: Tensor, doubt: Tensor, sees: Tensor) -> Tensor:
+    """What was chosen elsewhere [R, K], -1: nothing, where scores [R, E] that are off by `doubt` admit it; else `own`."""
+    order = sees.cumsum(-1) - 1  # [R, E]
+    given = (order[:, :, None] == chosen[:, None]).any(-1) & sees  # [R, E]
+    as_many = (given.sum(-1) == own.sum(-1)) & ((chosen >= 0).sum(-1) == own.sum(-1))
+    worst = torch.where(given, score + doubt, torch.inf).amin(-1)
+    best_left = torch.where(sees & ~given, score - doubt, -torch.inf).amax(-1)
+    return torch.where((as_many & (worst >= best_left))[:, None], given, own)

@@ -54,6 +54,20 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexShape:
+    """Of latent attention that attends to a few chosen rows: what chooses them (layers.py).
+
+    heads   of its queries
+    width   of each, and of the one key of a row, which is stored behind its latent row
+    chosen  rows that a row attends to, at most
+    """
+
+    heads: int
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
     """A feed-forward layer of experts (experts.py).
 
@@ -161,6 +175,7 @@ class LlamaShape:
     qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5, Qwen3)
     rope_scaling  None: every pair turns by its own angle
     latent      attention is latent: of a position one row is stored, as of one KV head of width latent.width; None: it is not
+    index       latent attention attends to chosen rows alone; None: to all
     experts     of the layers whose weights have a router; None: of none
     clamped     of all layers, as gpt-oss has them; None: of none
     windows     of each layer, how many rows a row sees: the newest ones, with itself; 0: all. Empty: no layer has a window
@@ -186,6 +201,7 @@ class LlamaShape:
     qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
     latent: LatentShape | None = None
+    index: IndexShape | None = None
     experts: ExpertShape | None = None
     clamped: ClampedExperts | None = None
     windows: tuple[int, ...] = ()

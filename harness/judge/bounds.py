@@ -83,6 +83,14 @@ FLOAT32 = Bounds(relative=1e-4, tie=2e-4, adopted_share=0.05, tie_share=0.25)
 # Half the distance of two neighbours of 8 significant bits, as a share of a number.
 BFLOAT16_ROUNDING = 2.0**-8
 
+# Half the distance of two neighbours of FP8 (e4m3, 4 significant bits), as a share of a number.
+FP8_ROUNDING = 2.0**-4
+
+# Of the scores by which an indexer chooses rows: SGLang's own torch, which runs where there is no DeepGEMM, rounds each product
+# of a query and a key to bfloat16; and a number that lies this near to the middle between two of FP8, as a share of the largest
+# of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
+INDEX_PRODUCT, INDEX_NUMBER = BFLOAT16_ROUNDING / 2, 1e-5
+
 # Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0
 

@@ -23,7 +23,7 @@ from eagletwin.harness.core.records import GONE, Record
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
 
-from .bounds import Bounds, kv_parts
+from .bounds import FP8_ROUNDING, Bounds, kv_parts
 from .choices import Ranked
 
 # In the order of data flow within one scheduler iteration.
@@ -178,10 +178,10 @@ UNSEEN = -(1 << 62)
 
 class Compare:
     """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off; latent: of models with latent
-    rows, how much of one is the latent vector; windows: of models with layers that have one."""
+    rows, where in one the latent vector, the turned key and an indexer's key end; windows: of models with layers that have one."""
 
     def __init__(
-        self, requests: list[str], without: frozenset[str], bounds: Bounds, latent: int = 0, *, windows: bool = False
+        self, requests: list[str], without: frozenset[str], bounds: Bounds, latent: tuple[int, ...] = (), *, windows: bool = False
     ) -> None:
         self._bounds = bounds
         self._latent = latent
@@ -347,7 +347,8 @@ class Compare:
     def stored_rows(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
         """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude.
 
-        Of latent rows [n, 1, L, 1, D] so are the latent vector and the turned key behind it. What left a window is not there to
+        Of latent rows [n, 1, L, 1, D] so are the latent vector, the turned key behind it and the key of an indexer, which is
+        stored in FP8. What left a window is not there to
         be compared: slots.py says whether it might leave.
         """
         if self._windows and expected.shape == actual.shape:
@@ -356,12 +357,18 @@ class Compare:
         if not self._latent or expected.shape != actual.shape:
             self.floats(place, rule, expected, actual, row, parts=kv_parts(expected))
             return
-        for name, part in (("latent vector", slice(self._latent)), ("turned key", slice(self._latent, None))):
+        begin = 0
+        for name, end in zip(("latent vector", "turned key", "index key"), self._latent, strict=False):
+            part, begin = slice(begin, end), end
+            wanted, stored = expected[..., part], actual[..., part]
+            if name == "index key":
+                near = np.abs(stored - wanted) <= FP8_ROUNDING * np.abs(wanted).max(-1, keepdims=True)
+                wanted = np.where(near, stored, wanted)
 
             def named(n: int, name: str = name) -> str:
                 return f"{row(n)}, {name}"
 
-            self.floats(place, rule, expected[..., part], actual[..., part], named, parts=kv_parts(expected))
+            self.floats(place, rule, wanted, stored, named, parts=kv_parts(expected))
 
     def choice(self, place: Place, rule: str, logits: Array, actual: int, index: str) -> None:
         """An argmax over logits [V]. A different choice is a divergence only if the reference itself can tell the two apart."""

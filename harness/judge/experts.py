@@ -1,4 +1,5 @@
-"""Choices of experts: which tie, and which of the trace the reference follows where rounding admits them."""
+"""Choices of experts, and of rows by an indexer: which tie, and which of the trace the reference follows where rounding admits
+them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from eagletwin.reference.eagle import Head
 from eagletwin.reference.experts import BIAS, CHOSEN, WITHIN
 from eagletwin.reference.sizes import LlamaShape
 
-from .bounds import Bounds
+from .bounds import INDEX_NUMBER, INDEX_PRODUCT, Bounds
 
 # Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
 #
@@ -82,25 +83,28 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
                 yield Nudge(part, expert, size)
 
 
-# Which experts each row went to by the trace, for the reference to follow where rounding admits them.
+# Which experts each row went to by the trace, and which rows it attended to where an indexer chooses, for the reference to follow
+# where rounding admits them.
 #
-# A row's experts are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
+# A row's choices are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
 # request that computed it. Called by replay.py.
 
 _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+_INDEXER = "indexer.wk.weight"
+Choice = dict[str, Array]  # of one row: `experts` [layers, K], `chosen` rows [layers, K] by position, -1 behind them
 
 
 @dataclass(slots=True)
 class RoutedRows:
-    """Experts [layers, K] of the committed rows of a target or a draft.
+    """Choices of the committed rows of a target or a draft.
 
     own  by request and row; by_prefix: by the tokens that a row has seen
     """
 
-    own: dict[tuple[str, int], Array] = field(default_factory=dict)
-    by_prefix: dict[int, Array] = field(default_factory=dict)
+    own: dict[tuple[str, int], Choice] = field(default_factory=dict)
+    by_prefix: dict[int, Choice] = field(default_factory=dict)
 
-    def of(self, request: str, prefixes: Sequence[int]) -> list[Array | None]:
+    def of(self, request: str, prefixes: Sequence[int]) -> list[Choice | None]:
         """Of the rows that have seen these prefixes; None where nobody says it."""
         return [self.own.get((request, row), self.by_prefix.get(prefix)) for row, prefix in enumerate(prefixes)]
 
@@ -109,13 +113,13 @@ class RoutedRows:
 class Routed:
     """What the rows of a trace went to.
 
-    steps  experts [k, layers, K] of draft decode's rows, by request, round and step
-    again  requests of which a row was computed twice, and went to other experts: no one reference has both
+    steps  choices of each of draft decode's rows, by request, round and step
+    again  requests of which a row was computed twice, and made other choices: no one reference has both
     """
 
     within: float
     rows: dict[str, RoutedRows]
-    steps: dict[tuple[str, int, int], Array]
+    steps: dict[tuple[str, int, int], list[Choice]]
     again: set[str]
 
     def target(self, weights: Mapping[str, Tensor], shape: LlamaShape, replays: Sequence[Any]) -> Mapping[str, Tensor]:
@@ -125,7 +129,7 @@ class Routed:
 
     def draft(self, head: Head, replays: Sequence[Any], lengths: Sequence[int]) -> Head:
         """The head, with what its committed rows went to: so many of each replay."""
-        found: list[Array | None] = []
+        found: list[Choice | None] = []
         for replay, length in zip(replays, lengths, strict=True):
             found += self.rows["draft"].of(replay.name, _prefixes(replay.tokens)[head.ahead :][:length])
         return replace(head, weights=self._with(head.weights, head.shape, found))
@@ -134,28 +138,42 @@ class Routed:
         """The head of each step of these rounds (request, round), with what that step's rows went to."""
         heads = []
         for step in range(1, steps):
-            found: list[Array | None] = []
+            found: list[Choice | None] = []
             for request, number in rounds:
                 chosen = self.steps.get((request, number, step))
                 found += [None] * topk if chosen is None or len(chosen) != topk else list(chosen)
             heads.append(replace(head, weights=self._with(head.weights, head.shape, found)))
         return heads
 
-    def _with(self, weights: Mapping[str, Tensor], shape: LlamaShape, found: Sequence[Array | None]) -> dict[str, Tensor]:
-        routers = [name.removesuffix("weight") for name in weights if name.endswith(_ROUTERS)]
-        kind = shape.experts or shape.clamped
-        if kind is None or not routers:
-            return dict(weights)
-        routers.sort(key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
-        whole = (len(routers), kind.chosen)
-        unknown = np.full(whole, -1, np.int64)
-        fits = [
-            at if at is not None and at.shape == whole and at.min() >= 0 and at.max() < kind.count else unknown for at in found
-        ]
-        chosen = torch.from_numpy(np.array(fits, np.int64).reshape(-1, *whole))  # [R, layers, K]
-        within = torch.tensor(self.within, dtype=torch.float64)
-        given = {f"{router}{CHOSEN}": chosen[:, layer] for layer, router in enumerate(routers)}
-        return {**weights, **given, **{f"{router}{WITHIN}": within for router in routers}}
+    def _with(self, weights: Mapping[str, Tensor], shape: LlamaShape, found: Sequence[Choice | None]) -> dict[str, Tensor]:
+        kind, given = shape.experts or shape.clamped, dict(weights)
+        if kind is not None:
+            routers = [name.removesuffix("weight") for name in weights if name.endswith(_ROUTERS)]
+            experts = [None if row is None else row.get("experts") for row in found]
+            given |= _of_layers(routers, experts, (kind.chosen, 0, kind.count), torch.tensor(self.within, dtype=torch.float64))
+        if shape.index is not None:
+            indexers = [name.removesuffix("wk.weight") for name in weights if name.endswith(_INDEXER)]
+            rows = [None if row is None else row.get("chosen") for row in found]
+            within = torch.tensor([INDEX_PRODUCT, INDEX_NUMBER], dtype=torch.float64)
+            given |= _of_layers(indexers, rows, (shape.index.chosen, -1, 1 << 31), within)
+        return given
+
+
+def _of_layers(
+    prefixes: list[str], found: Sequence[Array | None], limits: tuple[int, int, int], within: Tensor
+) -> dict[str, Tensor]:
+    """What was chosen in each of these layers, and within what: weights by name. limits: how many are chosen, and from which
+    number to below which. What does not fit counts as not known."""
+    if not prefixes:
+        return {}
+    prefixes = sorted(prefixes, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+    count, least, most = limits
+    whole = (len(prefixes), count)
+    unknown = np.full(whole, -1, np.int64)
+    fits = [at if at is not None and at.shape == whole and at.min() >= least and at.max() < most else unknown for at in found]
+    chosen = torch.from_numpy(np.array(fits, np.int64).reshape(-1, *whole))  # [R, layers, K]
+    of_layer = {f"{prefix}{CHOSEN}": chosen[:, layer] for layer, prefix in enumerate(prefixes)}
+    return of_layer | {f"{prefix}{WITHIN}": within for prefix in prefixes}
 
 
 def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: int) -> Routed:
@@ -163,9 +181,12 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
     found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
     of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
     for number, record in enumerate(trace.header.records):
-        if "experts" not in record.tensors or record.request not in replays:
+        names = [name for name in ("experts", "chosen") if name in record.tensors]
+        if not names or record.request not in replays:
             continue
-        chosen, replay = trace.array(number, "experts"), replays[record.request]
+        by_row = [trace.array(number, name) for name in names]
+        chosen = [dict(zip(names, row, strict=True)) for row in zip(*by_row, strict=False)]
+        replay = replays[record.request]
         if record.stage == "draft.decode":
             found.steps[record.request, record.round, record.step] = chosen
             continue
@@ -175,7 +196,7 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
             if row >= len(prefixes) or index >= len(chosen):
                 continue
             before = found.rows[part].own.get((record.request, row))
-            if before is not None and not np.array_equal(before, chosen[index]):
+            if before is not None and any(not np.array_equal(before[name], chosen[index][name]) for name in names):
                 found.again.add(record.request)
             found.rows[part].own[record.request, row] = chosen[index]
             found.rows[part].by_prefix[prefixes[row]] = chosen[index]

@@ -8,6 +8,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.recipe import draft_parts
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.sizes import LlamaShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Model:
     numbers     whether the reference can compute its numbers
     states      whether hidden states are handed to the draft, and from one of its steps to the next
     ahead       row i of the draft must consume x[i + ahead]
-    latent      width of the latent vector in each stored row; 0: keys and values are stored
+    latent      where in each stored row the latent vector, the turned key and the key of an indexer, if there is one, end;
+                empty: keys and values are stored
     windows     whether some layers have a window, and their rows slots of the window's own
     memory      whether the draft has rows of its own; else it reads the target's, and a round's forwards stand at one place
     keeping     how many layers keep a state in place of rows
@@ -35,7 +37,7 @@ class Model:
     numbers: bool
     states: bool = True
     ahead: int = 1
-    latent: int = 0
+    latent: tuple[int, ...] = ()
     windows: bool = False
     memory: bool = True
     keeping: int = 0
@@ -58,6 +60,13 @@ def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
     return replace(model, ahead=1) if view == "shifted" else model
 
 
+def _ends_of_stored(shape: LlamaShape) -> tuple[int, ...]:
+    latent, index = shape.latent, shape.index
+    if latent is None:
+        return ()
+    return (latent.rank, latent.width, *(() if index is None else (latent.width + index.width,)))
+
+
 @lru_cache(maxsize=16)  # asked for at every record
 def _of_recipe(name: str) -> Model:
     recipe = RECIPES[name]
@@ -70,7 +79,7 @@ def _of_recipe(name: str) -> Model:
         numbers=True,
         states=recipe.reads_states,
         ahead=1 if recipe.reads_states else 0,
-        latent=0 if recipe.target.latent is None else recipe.target.latent.rank,
+        latent=_ends_of_stored(recipe.target),
         windows=recipe.window > 0,
         memory=not recipe.frozen,
         keeping=recipe.target.states,

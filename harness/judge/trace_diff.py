@@ -144,13 +144,14 @@ def _where(key: Key) -> str:
     )
 
 
-def _parts(name: str, one: Tensor, two: Tensor, latent: int) -> list[tuple[str, Tensor, Tensor]]:
+def _parts(name: str, one: Tensor, two: Tensor, latent: tuple[int, ...]) -> list[tuple[str, Tensor, Tensor]]:
     """What of a tensor is compared by itself, under which name: keys and values are not of one magnitude, nor are the two parts
     of a latent row, of which the first is `latent` wide."""
     if not name.endswith("_kv") or one.shape != two.shape:
         return [(name, one, two)]
     if latent:
-        parts = ("latent vector", slice(latent)), ("turned key", slice(latent, None))
+        begins = zip(("latent vector", "turned key", "index key"), (0, *latent), latent, strict=False)
+        parts = [(part, slice(begin, end)) for part, begin, end in begins]
         return [(f"{name} ({part})", one[:, 0, ..., at], two[:, 0, ..., at]) for part, at in parts]
     return list(zip((f"{name} (keys)", f"{name} (values)"), one.unbind(1), two.unbind(1), strict=True))
 

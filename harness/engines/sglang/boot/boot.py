@@ -24,7 +24,7 @@ from eagletwin.harness.families.valid import not_driven
 
 from .. import case_requests, grammars
 from ..blame import NotDriven
-from ..compat import adaptive, attention, dp_attention, memory, requests, state_layers, verify, workers
+from ..compat import adaptive, attention, dp_attention, memory, requests, sparse_attention, state_layers, verify, workers
 from ..graphs import gates, install
 from ..own_loader import import_early
 from ..stand_ins import stubs
@@ -184,6 +184,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
         attention.allow(SHIMS)
+    if RECIPES[case.model].target.index is not None:
+        sparse_attention.run_on_cpu(SHIMS)
 
 
 def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
@@ -242,7 +244,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         context_length=settings.context_length or None,
         device=mode.device,
         dtype=mode.dtype,
-        attention_backend=mode.attention,
+        attention_backend=mode.attention if recipe.target.index is None else sparse_attention.BACKEND,
         triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
         sampling_backend="pytorch",
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),

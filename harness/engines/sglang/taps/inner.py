@@ -94,14 +94,20 @@ class Inner:
                 wraps.method(graph, "execute", partial(self._around_forward, 0))
         for router in self._routers() if self.states else ():
             wraps.method(router, "forward", self._around_router)
+        for indexer in self._parts_called("Indexer") if self.states else ():
+            wraps.method(indexer, "forward", self._around_indexer)
         # the only place where all candidates of a step are together
         wraps.function(of.module, "select_top_k_tokens", self._around_select)
         wraps.value(install, "listener", self)
 
     def _routers(self) -> list[Any]:
         """What chooses experts for the rows of a layer, in target and draft."""
+        return self._parts_called("TopK")
+
+    def _parts_called(self, name: str) -> list[Any]:
+        """The parts of target and draft whose class has this name."""
         models = [runner.model for runner in (self._of.target, *self._of.drafts)]
-        return [part for model in models for part in model.modules() if type(part).__name__ == "TopK"]
+        return [part for model in models for part in model.modules() if type(part).__name__ == name]
 
     def _around_router(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Not seen in a graph, nor where a fused kernel chooses for itself."""
@@ -109,6 +115,13 @@ class Inner:
         chosen = getattr(result, "topk_ids", None)
         if self._now.forward is not None and chosen is not None:
             self._now.forward.experts.append(snapshot(dp_attention.own_rows(chosen)))
+        return result
+
+    def _around_indexer(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Rows that a layer's rows attend to, by position; -1 behind them."""
+        result = call(*args, **kwargs)
+        if self._now.forward is not None and result is not None:
+            self._now.forward.chosen.append(snapshot(result))
         return result
 
     def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:

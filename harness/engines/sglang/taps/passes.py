@@ -29,6 +29,7 @@ class ForwardPass:
     used     of a layer: whose attention backend and pools the model found, by what they are
     tensors  of each request's record so far
     experts  of each layer that has some: which ones each row of the batch goes to
+    chosen   of each layer with an indexer: which rows each row of the batch attends to, by position
     """
 
     stage: str
@@ -40,6 +41,7 @@ class ForwardPass:
     used: dict[str, int] = field(default_factory=dict)
     tensors: list[dict[str, Array]] = field(default_factory=list)
     experts: list[Array] = field(default_factory=list)
+    chosen: list[Array] = field(default_factory=list)
 
     def begins(self, batch: Any, hidden: Tensor | None) -> Array:
         """Note ids, positions, slots and, of the draft, hidden states [n, H] that go in. Returns the slots [n]; a forward that
@@ -67,10 +69,12 @@ class ForwardPass:
             tensors["hidden_out"], begin = states[rows], rows.stop
 
     def record(self, writer: Writer) -> None:
-        if self.experts:
-            chosen, begin = np.stack([of_layer[: sum(self.rows)] for of_layer in self.experts], 1), 0
+        for name, of_layers in (("experts", self.experts), ("chosen", self.chosen)):
+            if not of_layers:
+                continue
+            chosen, begin = np.stack([of_layer[: sum(self.rows)] for of_layer in of_layers], 1), 0
             for tensors, length in zip(self.tensors, self.rows, strict=True):
-                tensors["experts"] = np.sort(chosen[begin : begin + len(tensors["input_ids"])], -1)
+                tensors[name] = np.sort(chosen[begin : begin + len(tensors["input_ids"])], -1)
                 begin += length
         for request, step, tensors in zip(self.requests, self.steps, self.tensors, strict=True):
             writer.add(request, self.stage, step, dict(self.used), tensors, self.layer)

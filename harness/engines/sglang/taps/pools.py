@@ -63,6 +63,39 @@ def buffers(pool: Any) -> list[Buffers]:
     return found
 
 
+class IndexKeys:
+    """Keys by which an indexer chooses rows, where a pool of latent rows has them beside: numbers in FP8 (e4m3), all of a page,
+    and behind them a scale of each row."""
+
+    def __init__(self, pool: Any) -> None:
+        self._page, self._width = int(pool.index_page_size), int(pool.index_head_dim)
+        self.layers: list[Tensor] = list(pool.index_k_with_scale_buffer)  # [pages, bytes] each
+
+    def _parts(self, layer: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers [pages, P, D] and scales [pages, P] of a layer, where they are stored."""
+        end = self._page * self._width
+        numbers = layer[:, :end].view(torch.float8_e4m3fn).unflatten(1, (self._page, self._width))
+        return numbers, layer[:, end:].view(torch.float32)
+
+    def rows(self, slots: Array) -> Array:
+        """[n, 1, L, 1, D], as they are read."""
+        at = torch.from_numpy(slots).to(self.layers[0].device)
+        page, within = at // self._page, at % self._page
+        found = []
+        for numbers, scales in map(self._parts, self.layers):
+            found.append(numbers[page, within].float() * scales[page, within][:, None])
+        return on_host(torch.stack(found, 1))[:, None, :, None]
+
+    def poison(self, slots: Tensor) -> None:
+        page, within = slots // self._page, slots % self._page
+        for numbers, scales in map(self._parts, self.layers):
+            numbers[page, within] = torch.ones((), dtype=numbers.dtype)
+            scales[page, within] = LATENT_POISON
+
+    def poison_all(self) -> None:
+        self.poison(torch.arange(len(self.layers[0]) * self._page))
+
+
 def _in_numpy(layer: Buffers) -> bool:
     """Whether numpy can read the layer's rows where they lie, by the runner's own slots: some twenty times as fast."""
     return layer.first.is_cpu and layer.first.dtype is not torch.bfloat16 and not layer.mapped
@@ -75,6 +108,7 @@ class Pool:
         self._pool = pool
         self._layers = buffers(pool)
         self._in_numpy = all(map(_in_numpy, self._layers))
+        self._index = IndexKeys(pool) if hasattr(pool, "index_k_with_scale_buffer") else None
         self._arrays = [[part.numpy() for part in layer.tensors] for layer in self._layers] if self._in_numpy else []
 
     def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
@@ -86,9 +120,14 @@ class Pool:
         return mapped.to(torch.int64)
 
     def rows(self, slots: Array) -> Array:
-        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D].
+        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D], with an indexer's keys
+        behind them.
 
         Of a slot that leads to none of the window's, the layers with a window have nothing: GONE."""
+        found = self._rows(slots)
+        return found if self._index is None else np.concatenate([found, self._index.rows(slots).astype(found.dtype)], -1)
+
+    def _rows(self, slots: Array) -> Array:
         if self._in_numpy:
             first = self._arrays[0][0]
             found: Array = np.empty((len(slots), len(self._arrays[0]), len(self._arrays), *first.shape[1:]), first.dtype)
@@ -133,10 +172,14 @@ class Pool:
         for layer in self._layers:
             for rows, poison in zip(layer.tensors, layer.poison, strict=True):
                 rows.fill_(poison)
+        if self._index is not None:
+            self._index.poison_all()
 
     def poison(self, freed: Array, used: Array) -> None:
         """Poison the slots `freed` [n]. Of a layer with slots of its own: all but those that `used` [m], all that are not free,
         lead to; where a free one leads to may be another's."""
+        if self._index is not None:
+            self._index.poison(torch.from_numpy(freed))
         if self._in_numpy:
             for layer, arrays in zip(self._layers, self._arrays, strict=True):
                 for stored, poison in zip(arrays, layer.poison, strict=True):
