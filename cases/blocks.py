@@ -485,6 +485,7 @@ def _draw_block(
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
+    branches = branches and not recipe.page  # SGLang runs chains alone of a model that has a page size of its own
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
     drawn = Focus(
         model=recipe.name,
@@ -502,6 +503,8 @@ def _draw_block(
         focus = replace(focus, num_steps=steps, tree_size=TREE_SIZES[0])
     elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
         focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
+    if recipe.page:  # a request has whole pages, and a small pool holds none
+        focus = replace(focus, page_size=recipe.page, max_total_tokens=POOL_SIZES[0], tree_size=TREE_SIZES[0])
     if recipe.target.states:  # smaller cases would lose the cache of states, and no case were of this configuration
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window

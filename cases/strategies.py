@@ -243,7 +243,8 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     """A draft of several layers has no more steps than layers, trees only if `held` asks for them (they change the output,
     ledger entry multi-layer-topk-path), and those with one node more than steps. Adaptive steps go with chains of single heads.
     New weights go to a model whose target and draft have one checkpoint. A tree that is smaller than its longest path has two
-    steps at least. Without a window draft decode has no sink."""
+    steps at least. Without a window draft decode has no sink. Of a model with a page size of its own there are chains alone, in
+    a pool of several pages."""
     if drawn.update_weights and "model" not in held and drawn.model not in UPDATED:
         drawn = replace(drawn, model=UPDATED[0])
     if drawn.tree_size == SMALL_TREE:  # of one step the smallest tree, two nodes, has all of its longest path
@@ -256,6 +257,8 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     if drawn.adaptive:  # SGLang has it for chains of single heads alone
         model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
+    if page := RECIPES[drawn.model].page:
+        drawn = replace(drawn, page_size=page, topk=1, tree_size=TREE_SIZES[0], max_total_tokens=POOL_SIZES[0])
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:
         return drawn

@@ -32,6 +32,7 @@ RECIPES = (
         family="deepseek_dsa",
         target=replace(_PLAIN.target, index=INDEX),
         draft=replace(_PLAIN.draft, index=INDEX),
+        page=PAGE,
     ),
 )
 

@@ -46,6 +46,7 @@ class Recipe:
     tracked_every  of layers that keep a state: rows from one state to the next that a prefill tracks for the prefix cache, as
                    many as a chunk of SGLang's kernels has
     window         how far back a row of a layer with a sliding window sees: so many rows before its own. 0: no such layers
+    page           the page size that SGLang's attention takes; 0: any
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts, 6 of a deep target, by tests/families/test_acceptance_profile.py)
     """
@@ -69,6 +70,7 @@ class Recipe:
     window: int = 0
     frozen: bool = False
     tracked_every: int = 0
+    page: int = 0
 
     @property
     def end_of_sequence(self) -> int:

@@ -78,6 +78,8 @@ def runs_in(case: Case, mode: Mode) -> bool:
 
 def _not_by_the_backend(case: Case, mode: Mode) -> str:
     recipe = RECIPES[case.model]
+    if recipe.target.index is not None and (mode.graphs or mode.prefill_graphs):
+        return f"{case.model} in CUDA graphs: not tried"
     if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
         return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
     if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:

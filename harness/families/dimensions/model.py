@@ -46,6 +46,27 @@ def _layer_refusals(case: Case) -> Iterator[Refusal]:
         yield f"num_draft_tokens {case.verify_nodes}: {of}", "leave num_draft_tokens out"
 
 
+def _chooses_rows(recipe: Recipe) -> bool:
+    return recipe.target.index is not None
+
+
+def _chosen_refusals(case: Case) -> Iterator[Refusal]:
+    """What of a case nobody judges yet of a model whose rows attend to chosen rows."""
+    if not _chooses_rows(RECIPES[case.model]):
+        return
+    settings = case.engine.sglang
+    if case.topk > 1:
+        yield f"topk {case.topk} with {case.model}: SGLang's backend lets a node of verify see all before it", "use 1"
+    asked = {
+        "host_pages": settings.host_pages,
+        "plain_decode": settings.plain_decode,
+        "draft_window": settings.draft_window,
+        "cuda_branches": settings.cuda_branches,
+    }
+    for name in (name for name, value in asked.items() if value):
+        yield f"{name} with {case.model}: not tried", "leave it out"
+
+
 def _of_recipes(words: str, has: Callable[[Recipe], Any], model: str = "", key: str = "", **more: Any) -> Dimension:
     """model: the recipe that takes its place; empty: bisect has another name for it."""
     usually: dict[str, Any] = {
@@ -82,6 +103,13 @@ DIMENSIONS = (
     _of_recipes("EAGLE-1/2", lambda recipe: recipe.algorithm == "EAGLE" and not recipe.mtp_layers, key="eagle"),
     _of_recipes("plain draft models", lambda recipe: not recipe.reads_states, key="plain-draft", kind="reads_no_states"),
     _of_recipes("latent attention", lambda recipe: recipe.target.latent is not None, key="latent"),
+    _of_recipes(
+        "chosen rows",
+        _chooses_rows,
+        kind="chosen_rows",
+        refusals=_chosen_refusals,
+        modes=dict.fromkeys(("device", "dtype", "tp", "pp", "dp"), "not tried"),
+    ),
     _of_recipes("experts", lambda recipe: recipe.target.routed, key="experts"),
     _of_recipes("windows that end", lambda recipe: 0 < recipe.window <= ENDING, key="windows"),
     _of_recipes("layers that keep a state", lambda recipe: recipe.target.states > 0, key="states", kind="states"),

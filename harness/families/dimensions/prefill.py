@@ -41,6 +41,9 @@ def _mixed_refusals(case: Case) -> Iterator[Refusal]:
 
 
 def _page_refusals(case: Case) -> Iterator[Refusal]:
+    only = RECIPES[case.model].page
+    if only and case.page_size != only:
+        yield f"page_size {case.page_size} with {case.model}: SGLang's pool of its rows has pages of {only}", f"use {only}"
     budgets = [("chunked_prefill_size", case.chunked_prefill_size)]
     budgets += [(f"chunks[{number}]", chunk) for number, chunk in enumerate(case.chunks)]
     for name, size in (*budgets, ("max_total_tokens", case.engine.sglang.max_total_tokens)):
