@@ -179,8 +179,8 @@ def latent_attention(
 # is rounded. It is kept here as it is, and rounded where it is read.
 #
 # A choice can tie, and FP8 makes many ties: `chosen` [R, K] and `within` are as those of experts (experts.py). Chosen rows are
-# named by how many of the rows that a row sees stand before them. within [2]: how far off a product q_h . k may be elsewhere, as
-# a share of it; and a number before it is rounded to FP8, as a share of the largest of its row.
+# named by how many of the rows that a row sees stand before them. within [2]: how far off a product q_h . k may be elsewhere,
+# as a share of it; and a number before it is rounded to FP8, as a share of the largest of its row.
 
 LARGEST_E4M3 = 448.0
 _LEAST = 1e-4  # what the largest number of a row counts as at least
@@ -192,7 +192,8 @@ def hadamard(width: int) -> Tensor:
     matrix = torch.ones(1, 1, dtype=torch.float64, device="cpu")
     while len(matrix) < width:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / width**0.5
+    turned: Tensor = matrix / width**0.5
+    return turned
 
 
 def round_to_fp8(x: Tensor, off: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -233,7 +234,7 @@ def choose_rows(
     key = linear(inner, weights[f"{prefix}wk.weight"])
     key = layer_norm(key, key.shape[-1:], weights[f"{prefix}k_norm.weight"], weights[f"{prefix}k_norm.bias"], 1e-6)
     key = prepare(key[:, None])[:, 0]  # [R, I]
-    query = prepare(linear(compressed, weights[f"{prefix}wq_b.weight"]).unflatten(-1, (index.heads, index.width)))
+    query = prepare(linear(compressed, weights[f"{prefix}wq_b.weight"]).view(-1, index.heads, index.width))
     weight = linear(inner, weights[f"{prefix}weights_proj.weight"]) / (index.heads * index.width) ** 0.5  # [R, h]
     within = weights.get(f"{prefix}within")
     off = 0.0 if within is None else float(within[1])

@@ -61,9 +61,7 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         "index_head_dim": INDEX.width,
         "index_topk": INDEX.chosen,
     }
-    served, drafts = (
-        replace(part, config={**part.config, **index}) for part in deepseek.checkpoint(recipe, target, draft)
-    )
+    served, drafts = (replace(part, config={**part.config, **index}) for part in deepseek.checkpoint(recipe, target, draft))
     return served, drafts
 
 

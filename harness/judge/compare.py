@@ -177,11 +177,17 @@ UNSEEN = -(1 << 62)
 
 
 class Compare:
-    """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off; latent: of models with latent
-    rows, where in one the latent vector, the turned key and an indexer's key end; windows: of models with layers that have one."""
+    """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off; latent: where the parts of a
+    latent row end (judge/model.py); windows: of models with layers that have one."""
 
     def __init__(
-        self, requests: list[str], without: frozenset[str], bounds: Bounds, latent: tuple[int, ...] = (), *, windows: bool = False
+        self,
+        requests: list[str],
+        without: frozenset[str],
+        bounds: Bounds,
+        latent: tuple[int, ...] = (),
+        *,
+        windows: bool = False,
     ) -> None:
         self._bounds = bounds
         self._latent = latent

@@ -83,8 +83,8 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
                 yield Nudge(part, expert, size)
 
 
-# Which experts each row went to by the trace, and which rows it attended to where an indexer chooses, for the reference to follow
-# where rounding admits them.
+# Which experts each row went to by the trace, and which rows it attended to where an indexer chooses, for the reference to
+# follow where rounding admits them.
 #
 # A row's choices are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
 # request that computed it. Called by replay.py.

@@ -98,7 +98,9 @@ def test_every_accept_length_occurs_as_often_as_the_recipe_says(name: str) -> No
 
 # Which hidden states a recipe feeds (DESIGN §2), by what they are and not by their names.
 
-NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "nemotron_h", "qwen3_5", "qwen3_next"))
+NEXTN = sorted(
+    name for name in RECIPES if RECIPES[name].family in ("deepseek", "deepseek_dsa", "nemotron_h", "qwen3_5", "qwen3_next")
+)
 FROZEN = sorted(name for name in RECIPES if RECIPES[name].frozen)
 EAGLE = sorted(
     name

@@ -62,6 +62,7 @@ def _chosen_refusals(case: Case) -> Iterator[Refusal]:
         "plain_decode": settings.plain_decode,
         "draft_window": settings.draft_window,
         "cuda_branches": settings.cuda_branches,
+        "adaptive": settings.adaptive is not None,
     }
     for name in (name for name, value in asked.items() if value):
         yield f"{name} with {case.model}: not tried", "leave it out"

@@ -50,6 +50,12 @@ _EDITS = (
 
 def run_on_cpu(shims: list[str]) -> None:
     """Before the arguments of a server are resolved. Raises NotDriven for a release of which this is not known."""
+    indexer: Any
+    attention: Any
+    hook: Any
+    scores: Any
+    store: Any
+    quantize: Any
     try:
         indexer, attention = importlib.import_module(_INDEXER), importlib.import_module(_ATTENTION)
         hook = importlib.import_module("sglang.srt.arg_groups.model_hook")
@@ -119,13 +125,14 @@ def _signs(width: int) -> Tensor:
 def hadamard(x: Tensor) -> Tensor:
     """x [.., D] times Hadamard's matrix, which keeps lengths."""
     width = x.shape[-1]
-    return x @ (_signs(width).to(x.dtype) * width**-0.5)
+    turned: Tensor = x @ (_signs(width).to(x.dtype) * width**-0.5)
+    return turned
 
 
 def to_fp8(x: Tensor, block_size: int = 128, scale_fmt: str | None = None) -> tuple[Tensor, Tensor]:
     """x [.., D] in e4m3 and the scale of each block [.., D / block_size]: of a format that has powers of two alone, the next
     larger one."""
-    blocks = x.float().unflatten(-1, (-1, block_size))
+    blocks = x.float().view(*x.shape[:-1], -1, block_size)
     scale = blocks.abs().amax(-1).clamp_min(_SMALLEST) / _FP8_LARGEST
     if scale_fmt is not None:
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
@@ -148,11 +155,9 @@ def gather_keys(
     order = [torch.arange(length) for length in seq_lens.tolist()]
     pages = torch.cat([page_indices[n, at // page_size].long() for n, at in enumerate(order)])[:seq_len_sum]
     within = torch.cat(order)[:seq_len_sum] % page_size
-    keys, scales = buf.split([page_size * index_head_dim, buf.shape[1] - page_size * index_head_dim], 1)
-    return (
-        keys.unflatten(1, (page_size, -1))[pages, within].contiguous(),
-        scales.unflatten(1, (page_size, -1))[pages, within].contiguous(),
-    )
+    parts = buf[:, : page_size * index_head_dim], buf[:, page_size * index_head_dim :]
+    keys, scales = (part.reshape(len(buf), page_size, -1)[pages, within].contiguous() for part in parts)
+    return keys, scales
 
 
 def attend_to_chosen(

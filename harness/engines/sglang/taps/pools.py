@@ -74,7 +74,7 @@ class IndexKeys:
     def _parts(self, layer: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers [pages, P, D] and scales [pages, P] of a layer, where they are stored."""
         end = self._page * self._width
-        numbers = layer[:, :end].view(torch.float8_e4m3fn).unflatten(1, (self._page, self._width))
+        numbers = layer[:, :end].view(torch.float8_e4m3fn).view(-1, self._page, self._width)
         return numbers, layer[:, end:].view(torch.float32)
 
     def rows(self, slots: Array) -> Array:
