@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from .sizes import IndexShape, LatentShape, LlamaShape, RopeScaling
+from .sizes import LatentShape, LlamaShape, RopeScaling
 
 Weights = Mapping[str, Tensor]
 
@@ -152,8 +152,7 @@ def latent_attention(
     stored = torch.cat([c[:, None], turned[:, heads:]], -1)  # [R, 1, C+P]
     if shape.index is not None:
         earlier = None if before is None else before[:, 0, latent.width :]
-        own = (weights, f"{prefix}indexer.", shape, shape.index, latent.rope)
-        sees, key = choose_rows(*own, compressed, inner, positions, sees, earlier)
+        sees, key = choose_rows(weights, f"{prefix}indexer.", shape, compressed, inner, positions, sees, earlier)
         stored = torch.cat([stored, key[:, None]], -1)  # [R, 1, C+P+I]
 
     seen = stored if before is None else torch.cat([before, stored])  # [E+R, 1, C+P]
@@ -214,8 +213,6 @@ def choose_rows(
     weights: Weights,
     prefix: str,
     shape: LlamaShape,
-    index: IndexShape,
-    turning: int,
     compressed: Tensor,
     inner: Tensor,
     positions: Tensor,
@@ -224,8 +221,11 @@ def choose_rows(
 ) -> tuple[Tensor, Tensor]:
     """Of the rows that each row sees [R, E + R], those that it attends to; and the rows' own keys [R, I].
 
-    turning: width of the front of a key that turns; compressed [R, Q]: what queries are made of; before [E, I]: earlier keys
+    compressed [R, Q]: what queries are made of; before [E, I]: earlier keys
     """
+    if shape.index is None or shape.latent is None:
+        raise ValueError("a shape without an indexer chooses no rows")
+    index, turning = shape.index, shape.latent.rope
 
     def prepare(heads: Tensor) -> Tensor:
         front = rotate(heads[..., :turning], positions, shape.rope_theta, shape.rope_scaling)

@@ -107,7 +107,6 @@ DIMENSIONS = (
     _of_recipes(
         "chosen rows",
         _chooses_rows,
-        kind="chosen_rows",
         refusals=_chosen_refusals,
         modes=dict.fromkeys(("device", "dtype", "tp", "pp", "dp"), "not tried"),
     ),
