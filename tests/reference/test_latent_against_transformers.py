@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference import layers
 from eagletwin.reference.chain import committed_rows, draft_chain
 from eagletwin.reference.draft_heads import Eagle3Head, FrozenHead
 from eagletwin.reference.experts import experts, gated_mlp, route
@@ -123,6 +124,67 @@ def test_weights_of_experts_sum_to_the_scale_and_the_shared_expert_is_added_once
     assert torch.allclose(experts(weights, prefix, shape, inner), expected, rtol=0, atol=1e-12)
     assert torch.allclose(routing.weight.sum(-1), torch.ones(len(inner), dtype=torch.float64))
     assert len(set(routing.chosen.flatten().tolist())) == shape.count  # each of them is chosen by some row
+
+
+# Chosen rows: against transformers' DeepSeek-V3.2, which leaves FP8 and Hadamard's matrix out, and by hand.
+
+CHOOSING = RECIPES["deepseek-dsa"]
+
+
+def _choose(inner: Tensor, **more: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Which rows each row attends to; the attention's weights, and what its queries are made of."""
+    prefix, shape, rows = "model.layers.1.self_attn.", CHOOSING.target, len(inner)
+    whole = model_pair(CHOOSING.name).reference_target()
+    weights = {name.removeprefix(prefix): tensor for name, tensor in whole.items() if name.startswith(prefix)}
+    compressed = rms_norm(linear(inner, weights["q_a_proj.weight"]), weights["q_a_layernorm.weight"], shape.rms_norm_eps)
+    given = weights | {f"indexer.{name}": tensor for name, tensor in more.items()}
+    sees, _ = layers.choose_rows(given, "indexer.", shape, compressed, inner, torch.arange(rows), causal(rows), None)
+    return sees, weights, compressed
+
+
+@pytest.mark.slow  # the import of transformers
+def test_chosen_rows_are_those_of_transformers_deepseek_v32(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.deepseek_v32.configuration_deepseek_v32 import DeepseekV32Config
+    from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
+
+    shape, inner, rows = CHOOSING.target, _inner(40), 40
+    latent, index = shape.latent, shape.index
+    assert latent is not None
+    assert index is not None
+    rounded, weights, compressed = _choose(inner)
+    monkeypatch.setattr(layers, "round_to_fp8", lambda x, off=0.0: (x, off * x))
+    exact, _, _ = _choose(inner)
+    sizes = {"index_n_heads": index.heads, "index_head_dim": index.width, "index_topk": index.chosen}
+    of_model = {"hidden_size": shape.hidden_size, "q_lora_rank": latent.query_rank, "qk_rope_head_dim": latent.rope}
+    indexer = DeepseekV32Indexer(DeepseekV32Config(**sizes, **of_model), 0).double()
+    indexer.load_state_dict(
+        {name.removeprefix("indexer."): tensor for name, tensor in weights.items() if name.startswith("indexer.")}
+    )
+    cos, sin = (
+        torch.cat([part[:rows, 0]] * 2, -1)[None]
+        for part in layers.turns(64, latent.rope // 2, shape.rope_theta, None, torch.float64, torch.device("cpu"))
+    )
+    theirs = indexer(inner[None], compressed[None], (cos, sin), causal(rows)[None], torch.arange(rows)[None])[0]
+    expected = torch.zeros(rows, rows, dtype=torch.bool).scatter(1, theirs.long(), True) & causal(rows)
+    assert torch.equal(exact, expected)
+    assert (rounded != exact).any(-1).float().mean() < 0.2  # of rows that FP8 decides otherwise
+
+
+def test_a_choice_of_rows_is_followed_where_rounding_admits_it() -> None:
+    inner, rows = _inner(40), 40
+    own, _, _ = _choose(inner)
+    order = own[-1].nonzero()[:, 0].tolist()
+    for given, within, followed in (
+        (order, 0.0, True),
+        ([*order[1:], next(n for n in range(rows) if n not in order)], 0.0, False),  # another row
+        ([*order[1:], next(n for n in range(rows) if n not in order)], 10.0, True),  # where scores may be far off
+        (order[1:], 10.0, False),  # one short
+    ):
+        chosen = torch.full((rows, len(order)), -1)
+        chosen[-1, : len(given)] = torch.tensor(given)
+        sees, _, _ = _choose(inner, chosen=chosen, within=torch.tensor([within, 0.0]))
+        assert torch.equal(sees[:-1], own[:-1])
+        assert (sorted(sees[-1].nonzero()[:, 0].tolist()) == sorted(given)) == followed
 
 
 @pytest.mark.slow  # the import of transformers
