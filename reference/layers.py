@@ -179,7 +179,7 @@ def latent_attention(
 #
 # A choice can tie, and FP8 makes many ties: `chosen` [R, K] and `within` are as those of experts (experts.py). Chosen rows are
 # named by how many of the rows that a row sees stand before them. within [2]: how far off a product q_h . k may be elsewhere,
-# as a share of it; and a number before it is rounded to FP8, as a share of the largest of its row.
+# as a share of the sum of its terms' sizes; and a number before it is rounded to FP8, as a share of the largest of its row.
 
 LARGEST_E4M3 = 448.0
 _LEAST = 1e-4  # what the largest number of a row counts as at least
@@ -245,7 +245,7 @@ def choose_rows(
     own = _best(score, sees, index.chosen)
     if within is None:
         return own, key
-    farther = query_off @ keys.abs().T + query.abs() @ keys_off.T + float(within[0]) * product
+    farther = query_off @ keys.abs().T + query.abs() @ (keys_off + float(within[0]) * keys.abs()).T
     doubt = torch.einsum("rh,rhe->re", weight.abs(), farther)
     return _follow_choice(weights[f"{prefix}chosen"], own, score, doubt, sees), key
 

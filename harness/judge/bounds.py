@@ -86,10 +86,10 @@ BFLOAT16_ROUNDING = 2.0**-8
 # Half the distance of two neighbours of FP8 (e4m3, 4 significant bits), as a share of a number.
 FP8_ROUNDING = 2.0**-4
 
-# Of the scores by which an indexer chooses rows: SGLang's own torch, which runs where there is no DeepGEMM, rounds each product
-# of a query and a key to bfloat16; and a number that lies this near to the middle between two of FP8, as a share of the largest
-# of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
-INDEX_PRODUCT, INDEX_NUMBER = BFLOAT16_ROUNDING / 2, 1e-5
+# Of the scores by which an indexer chooses rows: a product of a query and a key is a sum of 128 terms in float32, which is off
+# by so much of the sum of their sizes; and a number that lies this near to the middle between two of FP8, as a share of the
+# largest of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
+INDEX_PRODUCT, INDEX_NUMBER = 128 * 2.0**-24, 1e-5
 
 # Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0

@@ -1,7 +1,8 @@
 """DeepSeek Sparse Attention (DSA: DeepSeek-V3.2) on a CPU: latent attention to rows that an indexer chooses.
 
 SGLang's own backend plans and dispatches, its own torch computes the index scores and the choice, its own pools store. In
-place of its GPU kernels: torch, from what each must do. Intel's branches of the indexer are taken, which call no kernel that
+place of its GPU kernels: torch, from what each must do. SGLang's torch rounds products of index scores to bfloat16, which no
+GPU's kernel does: it keeps float32 here. Intel's branches of the indexer are taken, which call no kernel that
 plans others. Rows are stored in the type that the model computes in; on a GPU they are bfloat16 or FP8. Called by boot.py for
 recipes with an indexer on a CPU. Seen on 0.5.23.
 """
@@ -23,6 +24,8 @@ from ..blame import NotDriven
 BACKEND = "dsa"
 _INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 _ATTENTION = "sglang.srt.layers.attention.dsa_backend"
+_SCORES = "sglang.srt.layers.attention.dsa.utils"
+_PAGED = "sglang.srt.layers.attention.dsv4.indexer"
 _STORE = "sglang.kernels.ops.kvcache.dsa_index_k_cache"
 _FLASH_MLA = "sglang.kernels.ops.attention.flash_mla_interface"
 _FP8_LARGEST = 448.0  # of e4m3
@@ -38,6 +41,14 @@ _EDITS = (
         target="sglang.kernels.ops.attention.pad.seqlens_expand_triton",
         match="assert extend_seq_lens.is_cuda\n    assert seq_lens.is_cuda",
         replacement="pass",
+    ),
+    *(
+        Edit(target=target, match=f"{match}.to(torch.bfloat16)", replacement=f"{match}.float()")
+        for target, matches in (
+            (f"{_SCORES}._fp8_mqa_logits_torch", ("q = q_fp8", "reshape(num_kv, head_dim)")),
+            (f"{_PAGED}.fp8_paged_mqa_logits_torch", ("kv_values_fp8", "q_fp8[:, 0]")),
+        )
+        for match in matches
     ),
     # e4m3 is moved as bytes: the runtime of kernels on a CPU knows no such numbers
     Edit(
@@ -59,7 +70,7 @@ def run_on_cpu(shims: list[str]) -> None:
     try:
         indexer, attention = importlib.import_module(_INDEXER), importlib.import_module(_ATTENTION)
         hook = importlib.import_module("sglang.srt.arg_groups.model_hook")
-        scores = importlib.import_module("sglang.srt.layers.attention.dsa.utils")
+        scores = importlib.import_module(_SCORES)
         store = importlib.import_module(_STORE)
         quantize = importlib.import_module("sglang.kernels.ops.quantization.act_quant_triton")
         for edit in _EDITS:
@@ -82,6 +93,7 @@ def run_on_cpu(shims: list[str]) -> None:
         "torch.cuda.get_device_capability: 9.0, for the branches of DSA",
         "model_hook._dsa_kv_cache_dtype_default: rows are stored in the model's type",
         "Indexer.forward_native: forward_cuda, in Intel's branches, with SGLang's own torch for index scores",
+        "_fp8_mqa_logits_torch, fp8_paged_mqa_logits_torch: products in float32, not bfloat16",
         "Indexer.weights_proj: in the model's type",
         "Indexer._get_topk_ragged, seqlens_expand_triton: no GPU asserted",
         "_set_k_and_s_triton: e4m3 as bytes",
