@@ -123,4 +123,4 @@ def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_sta
     name = "sglang.kernels.ops.mamba.mamba_state_scatter_triton._fused_commit_track_indices_kernel"
     steering = Steering(0, SearchOptions().constraints, measured_of(INSTALLED.root, None, [name]))
     first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 20)]
-    assert sum(first) >= 10  # two of twenty by their numbers
+    assert sum(first) >= 12  # two of twenty by their numbers
