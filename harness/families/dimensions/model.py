@@ -64,6 +64,8 @@ def _chosen_refusals(case: Case) -> Iterator[Refusal]:
         "cuda_branches": settings.cuda_branches,
         "adaptive": settings.adaptive is not None,
     }
+    if settings.deterministic:
+        yield f"deterministic with {case.model}: SGLang has no such kernels of its backend", "leave it out"
     for name in (name for name, value in asked.items() if value):
         yield f"{name} with {case.model}: not tried", "leave it out"
 
