@@ -9,7 +9,7 @@ from eagletwin.harness.commands.prove.report import reason
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
 
-from .survey import FILE, ON_RANKS, InModel, ModelCell
+from .survey import FILE, NOT_ASKED, InModel, ModelCell
 
 PAGE = "models.md"
 _REFUSED = "SGLang does not run this configuration"  # as engines/host.py says it, and then why
@@ -52,7 +52,7 @@ def _is_open(entry: Entry, one: InModel) -> bool:
 
 def _why(entry: Entry, model: str, answer: ModelCell) -> str:
     """Why it is not proven; empty: nobody knows."""
-    if answer.status == "cannot be" or answer.why == ON_RANKS or answer.why.startswith(_REFUSED):
+    if answer.status == "cannot be" or answer.why in NOT_ASKED or answer.why.startswith(_REFUSED):
         return answer.why
     if answer.idle:
         return f"SGLang's worker for this draft never calls {', '.join(name.rsplit('.', 1)[-1] for name in answer.idle)}"
