@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import layer_norm, linear, pad
 
 from .sizes import LatentShape, LlamaShape, RopeScaling
 
@@ -137,7 +137,8 @@ def latent_attention(
 
     before: latent rows [E, 1, C+P] of rows that stand before these; sees is [R, E + R] then.
     Returns (attended [R, N*W], latent rows [R, 1, C+P]); C latent.rank, P latent.rope, W latent.value. With an indexer a row
-    attends to the rows that it chooses, and its key [R, 1, I] is stored behind the latent row.
+    attends to the rows that it chooses, and its latent row has more columns [R, 1, C+P+I+K]: its own key, and which rows those
+    are, as `chosen` below names them, in order.
     """
     rows, heads = inner.shape[0], shape.num_heads
     compressed = linear(inner, weights[f"{prefix}q_a_proj.weight"])  # [R, latent.query_rank]
@@ -151,9 +152,11 @@ def latent_attention(
     query = torch.cat([query[..., : latent.plain], turned[:, :heads]], -1)  # [R, N, D+P]
     stored = torch.cat([c[:, None], turned[:, heads:]], -1)  # [R, 1, C+P]
     if shape.index is not None:
-        earlier = None if before is None else before[:, 0, latent.width :]
+        earlier = None if before is None else before[:, 0, latent.width :][:, : shape.index.width]
+        order = sees.cumsum(-1) - 1  # [R, E+R]
         sees, key = choose_rows(weights, f"{prefix}indexer.", shape, compressed, inner, positions, sees, earlier)
-        stored = torch.cat([stored, key[:, None]], -1)  # [R, 1, C+P+I]
+        named = pad(torch.where(sees, order, -1), (shape.index.chosen, 0), value=-1).sort(-1).values  # [R, K+E+R]
+        stored = torch.cat([stored, key[:, None], named[:, None, -shape.index.chosen :]], -1)  # [R, 1, C+P+I+K]
 
     seen = stored if before is None else torch.cat([before, stored])  # [E+R, 1, C+P]
     made = linear(seen[:, 0, : latent.rank], weights[f"{prefix}kv_b_proj.weight"])  # [E+R, N*(D+W)]

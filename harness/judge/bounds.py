@@ -83,9 +83,6 @@ FLOAT32 = Bounds(relative=1e-4, tie=2e-4, adopted_share=0.05, tie_share=0.25)
 # Half the distance of two neighbours of 8 significant bits, as a share of a number.
 BFLOAT16_ROUNDING = 2.0**-8
 
-# Half the distance of two neighbours of FP8 (e4m3, 4 significant bits), as a share of a number.
-FP8_ROUNDING = 2.0**-4
-
 # Of the scores by which an indexer chooses rows: a product of a query and a key is a sum of 128 terms in float32, which is off
 # by so much of the sum of their sizes; and a number that lies this near to the middle between two of FP8, as a share of the
 # largest of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.

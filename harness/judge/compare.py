@@ -16,14 +16,16 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from msgspec import Struct
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import GONE, Record
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
+from eagletwin.reference.layers import round_to_fp8
 
-from .bounds import FP8_ROUNDING, Bounds, kv_parts
+from .bounds import INDEX_NUMBER, Bounds, kv_parts
 from .choices import Ranked
 
 # In the order of data flow within one scheduler iteration.
@@ -354,8 +356,7 @@ class Compare:
         """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude.
 
         Of latent rows [n, 1, L, 1, D] so are the latent vector, the turned key behind it and the key of an indexer, which is
-        stored in FP8. What left a window is not there to
-        be compared: slots.py says whether it might leave.
+        stored in FP8. What left a window is not there to be compared: slots.py says whether it might leave.
         """
         if self._windows and expected.shape == actual.shape:
             gone = (actual == GONE).all((1, 3, 4), keepdims=True)  # [n, 1, L, 1, 1]
@@ -368,8 +369,9 @@ class Compare:
             part, begin = slice(begin, end), end
             wanted, stored = expected[..., part], actual[..., part]
             if name == "index key":
-                near = np.abs(stored - wanted) <= FP8_ROUNDING * np.abs(wanted).max(-1, keepdims=True)
-                wanted = np.where(near, stored, wanted)
+                exact, either = (part.numpy() for part in round_to_fp8(torch.from_numpy(wanted), INDEX_NUMBER))
+                smallest = INDEX_NUMBER * np.abs(wanted).max(-1, keepdims=True)  # what the smallest codes are off by
+                wanted = np.where(np.abs(stored - exact) <= either + smallest, stored, exact)
 
             def named(n: int, name: str = name) -> str:
                 return f"{row(n)}, {name}"

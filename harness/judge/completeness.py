@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import COUNTS, NODES_OF, STEPS_OF, Record, ServedModel
-from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.reference.sizes import count_candidates
 
 from .compare import Compare, Place
@@ -183,6 +183,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
+    if model.chosen and record.stage in INNER:
+        due["chosen"] = (0, len(trace.array(number, "input_ids")))
     if record.numbers.get("undrafted"):
         return ""
     if record.stage == "draft" and model.memory and not layers:

@@ -30,7 +30,7 @@ from .bounds import INDEX_NUMBER, INDEX_PRODUCT, Bounds
 _ROUTER, _BIASED_ROUTER = "mlp.gate.weight", "mlp.router.bias"
 # A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
 _OF_TARGET = ("target.", "commit.path", "output.", "verify.")
-_OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
+_OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.selection", "draft.proposal", "tree.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
             continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
         prefixes = of_stories[record.request][seen:]
-        for row, index in _committed_rows(record, replay, len(chosen)):
+        for row, index in committed_rows(record, replay, len(chosen)):
             if row >= len(prefixes) or index >= len(chosen):
                 continue
             before = found.rows[part].own.get((record.request, row))
@@ -203,7 +203,7 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
     return found
 
 
-def _committed_rows(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
+def committed_rows(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
     """Which committed rows a forward computed, and which of its own rows each is."""
     if record.stage in ("target.extend", "draft.extend"):
         yield from ((record.step + index, index) for index in range(count))

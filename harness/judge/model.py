@@ -24,6 +24,7 @@ class Model:
     ahead       row i of the draft must consume x[i + ahead]
     latent      where in each stored row the latent vector, the turned key and the key of an indexer, if there is one, end;
                 empty: keys and values are stored
+    chosen      how many rows a row attends to, where an indexer chooses them
     windows     whether some layers have a window, and their rows slots of the window's own
     memory      whether the draft has rows of its own; else it reads the target's, and a round's forwards stand at one place
     keeping     how many layers keep a state in place of rows
@@ -38,6 +39,7 @@ class Model:
     states: bool = True
     ahead: int = 1
     latent: tuple[int, ...] = ()
+    chosen: int = 0
     windows: bool = False
     memory: bool = True
     keeping: int = 0
@@ -80,6 +82,7 @@ def _of_recipe(name: str) -> Model:
         states=recipe.reads_states,
         ahead=1 if recipe.reads_states else 0,
         latent=_ends_of_stored(recipe.target),
+        chosen=0 if recipe.target.index is None else recipe.target.index.chosen,
         windows=recipe.window > 0,
         memory=not recipe.frozen,
         keeping=recipe.target.states,

@@ -28,7 +28,7 @@ from eagletwin.reference.eagle import Head
 from eagletwin.reference.layers import LowRank, apply_adapter
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
-from eagletwin.reference.sizes import count_candidates
+from eagletwin.reference.sizes import LlamaShape, count_candidates
 
 from .bounds import bounds_of
 from .choices import Choices, choices
@@ -103,12 +103,14 @@ class Grown:
     """What the reference says of one round's drafting: reference/growth.py's Growth, scratch rows as the trace has them.
 
     logits [R, V], hidden and handed_on [S-1, k, H], scratch [S-1, k, 2, L, G, D]; G: the heads of the trace's rank
+    chosen [S-1, k, L, K]: the rows that each scratch row attends to, of a model with an indexer
     """
 
     logits: Array
     hidden: Array
     handed_on: Array
     scratch: Array
+    chosen: Array
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class RequestReplay:
     target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
+    chosen   of a model with an indexer, the rows that each of these attends to [T-1, L, K]
     earlier  of the target those of a pipeline's earlier stages: [T-1, 2, L, G, D], L its layers before the last stage's first
     kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
              convolution [T-1, L, C, K-1]
@@ -144,6 +147,7 @@ class RequestReplay:
     growths: list[Grown] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Array] = field(default_factory=dict)
+    chosen: dict[str, Array] = field(default_factory=dict)
     earlier: Array | None = None
     kept: tuple[Array, Array] | None = None
     known: dict[int, int] = field(default_factory=dict)
@@ -429,7 +433,8 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         replay.target_rows = _with_request_logits(case, replay, _part(of_target, own))
         replay.draft_rows = None if of_draft is None else _part(of_draft, its)
         replay.kept = None if kept is None else (kept[0][own], kept[1][own])
-        replay.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
+        for of, rows in stored.items():
+            replay.stored[of], replay.chosen[of] = _without_choices(shape, rows[own if of == "target" else its])
         begin, draft_begin = own.stop, its.stop
     if draft is None:
         return
@@ -439,22 +444,26 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
     tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
-        steps = (len(some), case.most_steps - 1, case.topk)
-        consumed_there, expanded_there = zip(*(_of_most_steps(case, round) for _, _, round in some), strict=True)
-        frontier = np.array(consumed_there, np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
-        expanded = _of_their_depth(case, np.array(expanded_there, np.int64).reshape(steps))
+        consumed = _frontiers(case, [round for _, _, round in some])
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
-        consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
         by_step: Head | list[Head] = plain
         if routed is not None:
             by_step = routed.decode(plain, ordinals[first : first + at_once], case.most_steps, case.topk)
         growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, reads)
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
-        scratch = _parts(growths.keys, growths.values, 3)
-        parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
-        for (_, replay, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
+        scratch = _without_choices(shape, _parts(growths.keys, growths.values, 3).numpy())
+        parts = (growths.logits.numpy(), growths.hidden.numpy(), growths.handed_on.numpy(), *scratch)
+        for (_, replay, _), choice, *part in zip(some, ranked, *parts, strict=True):
             replay.growths.append(Grown(*part))
             replay.choices.append(choice)
+
+
+def _frontiers(case: Case, rounds: list[Round]) -> tuple[Tensor, Tensor]:
+    """What the rows of each step of these rounds consumed, and which candidates they were [C, S-1, k] each."""
+    shape, most = (len(rounds), case.most_steps - 1, case.topk), RECIPES[case.model].target.vocab_size - 1
+    consumed, expanded = (np.array(part, np.int64) for part in zip(*(_of_most_steps(case, one) for one in rounds), strict=True))
+    frontier = consumed.reshape(shape).clip(0, most)
+    return torch.from_numpy(frontier), torch.from_numpy(_of_their_depth(case, expanded.reshape(shape)))
 
 
 def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
@@ -503,6 +512,12 @@ def stored_rows(keys: Tensor, values: Tensor) -> Array:
     """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]; latent rows -> [n, 1, L, 1, D]."""
     rows: Array = _parts(keys, values, 0).permute(2, 0, 1, 3, 4).numpy()
     return rows
+
+
+def _without_choices(shape: LlamaShape, rows: Array) -> tuple[Array, Array]:
+    """Rows [.., 1, L, 1, C+P+I+K] as a pool has them, and the rows that each attends to [.., L, K]. Other rows have K = 0."""
+    width = -shape.index.chosen if shape.index is not None else rows.shape[-1]
+    return rows[..., :width], rows[..., 0, :, 0, width:].astype(np.int64)
 
 
 def _parts(keys: Tensor, values: Tensor, dimension: int) -> Tensor:

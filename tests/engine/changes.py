@@ -14,7 +14,7 @@ Change = Callable[[Tensor], Tensor]
 # What the names of rules begin with that a chain of a single layer never reaches, if nothing befalls it
 IDLE_IN_CHAINS = (
     *("engine.", "kernel.", "race.", "ranks.", "schedule."),
-    *("tree.parents", "tree.tokens", "commit.", "window.", "draft.runner"),
+    *("tree.parents", "tree.tokens", "commit.", "window.", "draft.runner", "target.selection", "draft.selection"),
 )
 
 

@@ -125,7 +125,17 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(tree_trace: Trace) -> No
     verdict = judge(tree_trace)
     assert verdict.status == "equal", verdict
     # the others: it has a single layer, no layer keeps a state, and all its requests are greedy
-    idle = ("engine.", "kernel.", "race.", "ranks.", "schedule.", "window.", "draft.runner")
+    idle = (
+        "engine.",
+        "kernel.",
+        "race.",
+        "ranks.",
+        "schedule.",
+        "window.",
+        "draft.runner",
+        "target.selection",
+        "draft.selection",
+    )
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "state.", "target.state", "target.conv")
     idle += ("output.logprobs", "output.hidden", "output.plain", "output.grammar", "grammar.")  # nobody asks
     idle += ("steps.", "session.")

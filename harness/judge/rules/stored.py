@@ -7,6 +7,7 @@ from ..compare import Phase, Place
 from ..context import Rules
 from . import rule, stages
 from .multi_layer_draft import Layers
+from .selection import Selection
 
 _OF_TARGET: dict[str, Phase] = {"prefill": "target.extend", "extend": "target.verify"}  # the phase of its forward
 _NEVER = "no row: its token was never committed"
@@ -65,7 +66,12 @@ class PoolRows(Rules):
             moved = at >= self._round(place.record).committed  # rows of the accepted path, wherever verify wrote them
             self._rows(place, "commit.path", reference, at[moved], stored[moved])
             at, stored = at[~moved], stored[~moved]
-        self._rows(place, f"{part}.kv", reference, at, stored)
+        if not self._model.chosen:
+            self._rows(place, f"{part}.kv", reference, at, stored)
+        for layer in range(reference.shape[2]) if self._model.chosen else ():  # its rows choose by its own keys
+            of_layer = slice(layer, layer + 1)
+            self._rows(place, f"{part}.kv", reference[:, :, of_layer], at, stored[:, :, of_layer])
+            self._context.of(Selection).check(part, place, layer)
 
     def _rows(self, place: Place, rule: str, reference: Array, at: Array, stored: Array) -> None:
         self._compare.stored_rows(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")

@@ -21,6 +21,7 @@ from ..replay import ReferenceRows, RequestReplay, Round
 from ..trees import parents_of
 from . import rule, stages
 from .multi_layer_draft import Layers
+from .selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ class Trees(Rules):
                 growth.scratch[step - 1] if step else np.repeat(replay.stored["draft"][committed : committed + 1], topk, 0)
             )
             self._compare.stored_rows(Place(record, "draft", step), "draft.scratch_kv", expected[: len(rows)], rows, name)
+            if self._model.chosen:
+                self._context.of(Selection).check_step(Place(record, "draft", step), growth.chosen[step - 1])
 
     def _holes(self, number: int, place: Place, replay: RequestReplay, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
