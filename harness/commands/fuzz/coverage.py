@@ -54,6 +54,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
 # Topics and values that a block is drawn with, in place of being drawn until it has them.
 _HELD: Mapping[str, tuple[str, Any]] = {
     "dp-attention": ("attn_dp_size", 2),
+    "sparse": ("model", next(name for name, recipe in RECIPES.items() if recipe.target.index is not None)),
     "chains": ("topk", TOPKS[0]),
     "small-trees": ("tree_size", SMALL_TREE),
     **VALUES,

@@ -107,8 +107,10 @@ DIMENSIONS = (
     _of_recipes("plain draft models", lambda recipe: not recipe.reads_states, key="plain-draft", kind="reads_no_states"),
     _of_recipes("latent attention", lambda recipe: recipe.target.latent is not None, key="latent"),
     _of_recipes(
-        "chosen rows",
+        "sparse attention",
         _chooses_rows,
+        key="sparse",
+        kind="sparse",
         refusals=_chosen_refusals,
         modes=dict.fromkeys(("device", "dtype", "tp", "pp", "dp"), "not tried"),
     ),
