@@ -50,6 +50,7 @@ SECTIONS = {
 UNRECORDED = {
     **dict.fromkeys(("draft.kv", "target.kv", "target.hidden", "draft.hidden_in"), "what made a row is in the row alone"),
     **dict.fromkeys(("target.state", "state.tracked"), "a layer's state is not recorded"),
+    "draft.selection": "which rows a row attends to is not recorded",
     "draft.proposal": "which token a row proposes depends on its logits",
     **dict.fromkeys(
         ("verify.accept", "verify.probabilities", "grammar.mask"), "which token a request may be given depends on its logits"
@@ -123,8 +124,9 @@ def by_recording() -> str:
 
 
 def folder_of(bug: Known) -> str:
-    """The folder of a bug in docs/findings: entries that show one fault with 2 layers and with 3 share it."""
-    return re.sub(r"-[23]$", "", bug.id)
+    """The folder of a bug in docs/findings: entries that show one fault with 2 layers and with 3, or in a worker beside a call,
+    share it."""
+    return re.sub(r"-([23]|worker)$", "", bug.id)
 
 
 def by_harm() -> str:
@@ -176,10 +178,10 @@ def fix_of(bug: Known) -> str:
 
 def wanted() -> dict[str, Known]:
     """Folders that docs/findings must have, and their bugs: live ones with a candidate fix which a CPU can try. Bugs that a GPU
-    alone shows may have one."""
+    alone shows may have one. Of several in one folder: the one of its name."""
     return {
         folder_of(bug): bug
-        for bug in reversed(KNOWN)
+        for bug in (*reversed(KNOWN), *(one for one in KNOWN if one.id == folder_of(one)))
         if not bug.fixed
         and bug.remedy is not None
         and (isinstance(bug, Probe) or bug.needs is None or bug.needs.device != "cuda" or (FINDINGS / folder_of(bug)).is_dir())
