@@ -2,21 +2,24 @@
 
 import pytest
 
-from eagletwin.cases.ledger import PROBES
+from eagletwin.cases.ledger import LEDGER, remedies_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.dimensions.dimension import tokens
+from eagletwin.harness.judge.judge import judge
 
 from ..rows import spread
+from .changes import changed, last_of
 from .conftest import Runner
 
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer"
 BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 CHOICE = "sglang.srt.layers.attention.dsa.dsa_topk_backend._topk_unfused"
 
-_REMEDY = PROBES["dsa-draft-reads"].remedy
-assert _REMEDY is not None
-REMEDY = _REMEDY.edits
+BUG = ["dsa-draft-reads-worker"]
+REMEDY = remedies_of(BUG)[0].edits
 LONG = tokens(3, 70, 96)
 
 
@@ -41,8 +44,51 @@ def chain() -> Case:
 
 
 _OF_KEY = (f"{INDEXER}._store_index_k_cache", "k_fp8, k_scale = act_quant(key, self.block_size, self.scale_fmt)")
+_PAGED = f"{INDEXER}._get_topk_paged"
+_CHOSEN = "topk_result = metadata.topk_transform(logits, self.index_topk)"
+
+
+def _in(mode: str, change: str) -> tuple[str, str, str]:
+    """A choice that the indexer hands on changed, in the forwards of a mode."""
+    return _PAGED, _CHOSEN, f"{_CHOSEN}\nif forward_batch.forward_mode.is_{mode}():\n    topk_result = topk_result.{change}"
+
+
 # What is wrong, where, and the rule that names it.
 FAULTS = {
+    "a row does not choose itself": (
+        CHOICE,
+        "lengths = lengths.to(dtype=torch.int32, device=score.device)",
+        "lengths = lengths.to(dtype=torch.int32, device=score.device) - 1",
+        "target.selection",
+    ),
+    "the rows with the lowest scores are chosen": (
+        CHOICE,
+        "masked_logits = score.masked_fill(",
+        "masked_logits = (-score).masked_fill(",
+        "target.selection",
+    ),
+    "keys of another position are scored": (
+        f"{INDEXER}._get_topk_ragged",
+        "kv_fp8 = (k_fp8, k_scale)",
+        "kv_fp8 = (k_fp8.view(torch.uint8).roll(1, 0).view(k_fp8.dtype), k_scale.roll(1, 0))",
+        "target.selection",
+    ),
+    "queries are not turned by Hadamard's matrix": (
+        f"{INDEXER}._get_q_k_bf16",
+        "else:\n        query = self._maybe_rotate(query)\n        key = self._maybe_rotate(key)",
+        "else:\n        key = self._maybe_rotate(key)",
+        "target.selection",
+    ),
+    "verify takes the choice of another node": (*_in("target_verify", "roll(1, 0)"), "target.selection"),
+    "draft extend takes the choice of another row": (*_in("draft_extend_v2", "roll(1, 0)"), "draft.selection"),
+    "draft decode takes the choice of another request": (*_in("decode", "flip(0)"), "draft.selection"),
+    "draft decode scores the keys of another request": (
+        _PAGED,
+        "block_tables = metadata.get_page_table_64()",
+        "block_tables = metadata.get_page_table_64()\n"
+        "if forward_batch.forward_mode.is_decode():\n    block_tables = block_tables.flip(0)",
+        "draft.selection",
+    ),
     "a key is stored for the row before its own": (*_OF_KEY, _OF_KEY[1].replace("(key,", "(key.roll(-1, 0),"), "target.kv"),
     "draft extend stores the keys of another row": (
         *_OF_KEY,
@@ -54,12 +100,12 @@ FAULTS = {
         _OF_KEY[1].replace("(key,", "(key.flip(0) if forward_batch.forward_mode.is_decode() else key,"),
         "draft.scratch_kv",
     ),
-    "a choice is one short": (CHOICE, "valid_topk = min(topk,", "valid_topk = min(topk - 1,", "target.kv"),
+    "a choice is one short": (CHOICE, "valid_topk = min(topk,", "valid_topk = min(topk - 1,", "target.selection"),
     "a head has the weight of another": (
         f"{INDEXER}._weights_proj_bf16_in_fp32_out",
         "return weights.float()",
         "return weights.float().roll(1, -1)",
-        "target.kv",
+        "target.selection",
     ),
     "keys turn in attention's own pairs": (
         f"{INDEXER}.__init__",
@@ -88,10 +134,44 @@ def test_a_chain_is_equal_with_the_candidate_fix_of_a_live_bug(run: Runner, chai
     assert verdict.status == "equal", (verdict, trace.header.ending)
 
 
+@pytest.fixture(scope="module")
+def mended(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Without ties: the reference follows no choice of the trace."""
+    case = LEDGER[BUG[0]].case
+    return host.engine(case, remedies_of(BUG)).run(case, tmp_path_factory.mktemp("mended"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "rule"),
+    [
+        ("target.extend", "target.selection"),
+        ("target.verify", "target.selection"),
+        ("draft.extend", "draft.selection"),
+        ("draft.extend_decode", "draft.selection"),
+        ("draft.decode", "draft.selection"),
+    ],
+)
+def test_a_row_that_was_chosen_is_compared_where_no_number_shows_it(mended: Trace, stage: str, rule: str) -> None:
+    number = last_of(mended, stage, "chosen")
+    chosen = mended.tensor(number, "chosen").clone()
+    left_out = next(row for row in range(len(LONG)) if row not in chosen[0, -1])
+    chosen[0, -1, 0] = left_out
+    wrong = changed(mended, {f"{number}.chosen": chosen})
+    verdict, record = judge(wrong), mended.header.records[number]
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+    assert verdict.first is not None
+    assert (verdict.first.request, verdict.first.round) == (record.request, record.round)
+    assert f"layer {chosen.shape[1] - 1}" in verdict.first.index
+    assert judge(wrong, frozenset({rule})).status == "equal"
+    assert judge(changed(mended, {f"{number}.chosen": mended.tensor(number, "chosen")[:-1]})).status == "unknown"
+    tensors = {name: tensor for name, tensor in mended.tensors.items() if name != f"{number}.chosen"}
+    assert judge(Trace(mended.header, tensors)).status == "unknown"
+
+
 def test_a_step_does_not_choose_its_own_rows(run: Runner, chain: Case) -> None:
     """Live: docs/findings/dsa-draft-reads. A step scores the committed rows alone."""
     _, verdict = run(chain)
-    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal"), verdict
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.selection"), verdict
 
 
 @pytest.mark.parametrize("fault", spread(sorted(FAULTS), lambda fault: FAULTS[fault][-1]))
