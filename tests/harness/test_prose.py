@@ -28,7 +28,6 @@ REPEATED = (
     "docs/reference/rules.md",
     "docs/guide/acceptance-fell.md",
     "docs/guide/recording.md",
-    "docs/records/detection.md",
 )
 PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")})
 

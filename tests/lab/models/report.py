@@ -36,8 +36,19 @@ def _by_word(cells: Sequence[tuple[str, str]]) -> str:
     for word, model in cells:
         models.setdefault(word, []).append(model)
     most = max(models, key=lambda word: len(models[word]))
-    named = [f"{word} {', '.join(those)}" for word, those in models.items() if word != most or len(models) == 1]
+    named = [f"{word} {', '.join(_families(those))}" for word, those in models.items() if word != most or len(models) == 1]
     return "; ".join([*named, *([f"all else {most}"] if len(models) > 1 else [])])
+
+
+def _families(models: Sequence[str]) -> list[str]:
+    """These models; the name of a family in place of several that are all of it."""
+    whole = {
+        recipe.name: name
+        for name, family in FAMILIES.items()
+        if len(family.recipes) > 1 and all(recipe.name in models for recipe in family.recipes)
+        for recipe in family.recipes
+    }
+    return [*dict.fromkeys(whole.get(model, model) for model in models)]
 
 
 def open_cells(found: Sequence[InModel], entries: Sequence[Entry]) -> list[str]:
