@@ -1,6 +1,6 @@
 """The statements that a tree or a patch changes, and which of them ran.
 
-engines/difference.py finds them, the engine processes watch them (engines/sglang/changes.py, patches.py), a trace carries them,
+engines/difference.py finds them, the engine processes watch them (engines/inside/changes.py, patches.py), a trace carries them,
 and the judge reads them: a case that runs no changed statement says nothing about the change.
 """
 

@@ -25,6 +25,9 @@ Dtype = Literal["float32", "bfloat16"]
 WIDEST: dict[Dtype, int] = {"float32": 16, "bfloat16": 4}
 
 
+Engine = Literal["sglang", "vllm"]
+TITLES = {"sglang": "SGLang", "vllm": "vLLM"}  # what reports call an engine
+
 Device = Literal["cpu", "cuda"]
 Attention = Literal["triton", "fa3", "flashinfer", "flashmla"]
 FLASHINFER_HEAD = 64  # the narrowest head for which FlashInfer has kernels
@@ -45,6 +48,7 @@ class Mode(Struct, frozen=True):
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     pp       pipeline parallelism: stages, a process each, that have some of the target's layers each; the last one drafts
     dp       DP attention: ranks that have requests of their own, a process each. A case says how many
+    engine   which engine it is
     """
 
     device: Device = "cpu"
@@ -57,6 +61,12 @@ class Mode(Struct, frozen=True):
     attention: Attention = "triton"
     pp: int = 1
     dp: int = 1
+    engine: Engine = "sglang"
+
+    @property
+    def title(self) -> str:
+        """What reports call the engine."""
+        return TITLES[self.engine]
 
     @property
     def processes(self) -> int:
@@ -66,7 +76,8 @@ class Mode(Struct, frozen=True):
     @property
     def options(self) -> list[str]:
         """How it is typed on the command line; empty for the CPU engine as it always is."""
-        more = ["--tp", str(self.tp)] if self.tp > 1 else []
+        more = ["--engine", self.engine] if self.engine != "sglang" else []
+        more += ["--tp", str(self.tp)] if self.tp > 1 else []
         more += ["--pp", str(self.pp)] if self.pp > 1 else []
         more += ["--dtype", self.dtype] if self.dtype != "float32" else []
         more += ["--attention", self.attention] if self.attention != "triton" else []

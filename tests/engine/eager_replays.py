@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.engines.sglang.blame import own_code
+from eagletwin.harness.engines.inside.blame import own_code
 from eagletwin.harness.engines.sglang.graphs import install, tape
 
 _BACKEND = "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend"

@@ -17,7 +17,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSet
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.sglang.blame import CaptureError
+from eagletwin.harness.engines.inside.blame import CaptureError
 from eagletwin.harness.engines.sglang.graphs import gates, streams, tape
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.dimensions.dimension import with_settings

@@ -38,7 +38,7 @@ def float32(*args, **kwargs):
 
 def plant(*args, **kwargs):
     from eagletwin.harness.core.patch import read_patch
-    from eagletwin.harness.engines.sglang import patches
+    from eagletwin.harness.engines.inside import patches
 
     patches.apply(read_patch(Path(os.environ["EAGLETWIN_PLANT"])))
 

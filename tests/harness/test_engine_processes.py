@@ -19,12 +19,12 @@ from eagletwin.harness.core.errors import unwritable
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import CPU, Mode
-from eagletwin.harness.engines.sglang import own_loader, patches
-from eagletwin.harness.engines.sglang.blame import NotDriven
+from eagletwin.harness.engines.inside import own_loader, patches
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.inside.forking import left_to_the_engine
+from eagletwin.harness.engines.inside.own_loader import SourceFinder, import_early
 from eagletwin.harness.engines.sglang.boot import boot, preimport
 from eagletwin.harness.engines.sglang.boot.preimport import _load_or_compute
-from eagletwin.harness.engines.sglang.own_loader import SourceFinder, import_early
-from eagletwin.harness.engines.sglang.processes.zygote import left_to_the_engine
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment
 

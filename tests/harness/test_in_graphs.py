@@ -15,7 +15,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOW
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.sglang import changes
+from eagletwin.harness.engines.inside import changes
 
 
 class Graph:

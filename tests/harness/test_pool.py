@@ -37,8 +37,8 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines import machine, protocol
 from eagletwin.harness.engines.host import WouldNotStart
-from eagletwin.harness.engines.sglang.processes import supervise as supervising
-from eagletwin.harness.engines.sglang.processes.supervise import Runner, supervise
+from eagletwin.harness.engines.inside import supervise as supervising
+from eagletwin.harness.engines.inside.supervise import Runner, supervise
 
 # A search with workers: blocks come in their order, nobody waits for another one's block while there are more, and a worker
 # that ends is replaced, and said.

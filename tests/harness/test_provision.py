@@ -17,8 +17,8 @@ import pytest
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines import provision
+from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.engines.provision import NotFetched, Section, is_whole, provide
-from eagletwin.harness.engines.sglang.blame import NotDriven
 from eagletwin.harness.engines.sglang.compat import requests, workers
 from eagletwin.harness.engines.sglang.stand_ins import stubs
 

@@ -20,8 +20,8 @@ from eagletwin.harness.commands.options import spec_of
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.engines import difference, source
+from eagletwin.harness.engines.inside import own_loader
 from eagletwin.harness.engines.provision import Section, lock, parse, releases
-from eagletwin.harness.engines.sglang import own_loader
 from eagletwin.harness.engines.source import INSTALLED, Source, is_diff, patched_tree, resolve
 
 from .wheels import make_release
@@ -423,10 +423,10 @@ def test_another_sglang_in_front_of_the_installed_one_is_not_called_by_its_versi
     (tmp_path / "sglang").mkdir()
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__path__=[str(tmp_path / "sglang")]))  # by PYTHONPATH
     with pytest.raises(ImportError, match=f"or name it, --sglang {re.escape(str(tmp_path))}$"):
-        own_loader.confirm_installed_sglang()
+        own_loader.confirm_installed("sglang")
     installed_one = importlib.metadata.distribution("sglang").locate_file("sglang")
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__path__=[str(installed_one)]))
-    own_loader.confirm_installed_sglang()
+    own_loader.confirm_installed("sglang")
 
 
 def test_the_installed_one_is_called_by_its_content_if_it_was_edited_in_place(

@@ -12,7 +12,7 @@ from eagletwin.harness.commands.kernels.properties.sampling import SamplingCase
 from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeBuild, build
 from eagletwin.harness.commands.kernels.release import TREE, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
-from eagletwin.harness.engines.sglang.blame import BadArguments
+from eagletwin.harness.engines.inside.blame import BadArguments
 from eagletwin.harness.engines.sglang.stand_ins import sgl_kernel
 
 from . import cuts

@@ -90,7 +90,7 @@ def called(text: str, mutant: Mutant, lines: set[int]) -> bool:
 
 
 def edited(text: str, mutant: Mutant) -> str:
-    """The file with the mutant, as a patch in memory would have it (engines/sglang/patches.py)."""
+    """The file with the mutant, as a patch in memory would have it (engines/inside/patches.py)."""
     function = function_of(text, mutant)
     assert function is not None
     lines = text.splitlines(keepends=True)

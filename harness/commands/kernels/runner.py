@@ -13,8 +13,8 @@ from hypothesis import settings
 from msgspec import UNSET
 
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.sglang import changes, own_loader
-from eagletwin.harness.engines.sglang.patches import PatchFailed
+from eagletwin.harness.engines.inside import changes, own_loader
+from eagletwin.harness.engines.inside.patches import PatchFailed
 
 from . import release
 from .properties import ALL
@@ -36,21 +36,21 @@ def main() -> None:
 
     try:
         if job.root:
-            own_loader.install()
+            own_loader.install("sglang")
         if len(sys.argv) > 3:
             changes.install(sys.argv[3])
             changes.watch_kernels()
             changes.watch_launches(fast=job.kernels != "interpreter")
         release.prepare(release.MODULES[0])
         if job.root:
-            own_loader.confirm_sglang(job.version, job.root)
+            own_loader.confirm("sglang", job.version, job.root)
         else:
-            own_loader.confirm_installed_sglang()
+            own_loader.confirm_installed("sglang")
     except BaseException as error:
         traceback.print_exc()
         send(NotImported(f"SGLang would not import: {type(error).__name__}: {error}"))
         sys.exit(1)
-    send(Imported(str(sys.modules["sglang"].__file__), own_loader.sglang_version()))
+    send(Imported(str(sys.modules["sglang"].__file__), own_loader.version("sglang")))
     for name in job.functions:
         send(look(name))
     for of in ALL:

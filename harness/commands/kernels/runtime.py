@@ -18,7 +18,7 @@ import msgspec
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.sglang import patches
+from eagletwin.harness.engines.inside import patches
 from eagletwin.harness.engines.sglang.kernels import CHECKS
 
 from .release import find
@@ -43,7 +43,7 @@ def running(kernels: Kernels = "fast") -> Iterator[None]:
 # Planted faults: one expression of one SGLang function replaced, in memory, for the length of a block.
 #
 # A kernel is a jit function whose source this project's runtime, or Triton's interpreter, takes from `inspect`; so its stand-
-# in is a function with a source of its own. A plain function gets another code object, as engines/sglang/patches.py does it. A
+# in is a function with a source of its own. A plain function gets another code object, as engines/inside/patches.py does it. A
 # function is edited where the SGLang of this process has it (release.find).
 
 

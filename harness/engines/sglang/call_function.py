@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.engines import protocol, triton_cpu
+from eagletwin.harness.engines.inside import patches
 
-from . import patches
 from .compat import kernel_modules as era
 
 # SGLang's multi-step draft backends of DeepSeek-V4 and of DSA on a CPU: their own classes, for one draft layer.

@@ -6,11 +6,11 @@ from typing import Any
 
 from eagletwin.harness.core.case import Adapter, Case, Event, Request, before, whole_prompts
 from eagletwin.harness.core.trace import Recorder, When
+from eagletwin.harness.engines.inside.blame import Around, NotDriven, Wraps
 from eagletwin.harness.families.adapters import MOST_RANK, PROJECTIONS, modules
 from eagletwin.harness.families.store import adapter_folder
 
 from .answers import Fates
-from .blame import Around, NotDriven, Wraps
 
 # A case's events as the messages that SGLang takes from its tokenizer process.
 

@@ -18,9 +18,11 @@ from eagletwin.harness.core.arrays import Array, runs_of
 from eagletwin.harness.core.case import Case, Event, Request, most_before, share_of_rank
 from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered, Pause
 from eagletwin.harness.core.trace import Recorder, When
+from eagletwin.harness.engines.inside import blame
+from eagletwin.harness.engines.inside.adapter import EndlessCase, Stopped
 from eagletwin.harness.families import RECIPES
 
-from . import blame, case_requests
+from . import case_requests
 from .answers import Fates, Messages
 from .case_requests import InStep, OpenSessions
 from .compat import adaptive, dp_attention, requests, workers
@@ -225,14 +227,6 @@ class Accounts:
 
 class _Done(BaseException):
     """Leaves the event loop; not an Exception, so that no handler of the loop takes it for a failure."""
-
-
-class EndlessCase(Exception):
-    """The scheduler went on for more iterations than the case can need: it makes no progress."""
-
-
-class Stopped(Exception):
-    """The iteration was reached after which the case was to stop."""
 
 
 def _taps_of(scheduler: Any, *, waits: bool) -> type[Taps]:

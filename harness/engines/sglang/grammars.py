@@ -11,9 +11,8 @@ from typing import Any
 from eagletwin.harness.core.case import Case, Grammar, GrammarBackend
 from eagletwin.harness.core.grammar import as_ebnf, ends, tokenize_letters, word
 from eagletwin.harness.core.run_spec import Mode
-
-from . import patches
-from .blame import NotDriven
+from eagletwin.harness.engines.inside import patches
+from eagletwin.harness.engines.inside.blame import NotDriven
 
 # Where SGLang has what it makes of a grammar
 CLASSES: dict[GrammarBackend, tuple[str, str]] = {

@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.inside import changes
+from eagletwin.harness.engines.inside.blame import hand_on
 from eagletwin.harness.engines.protocol import Build, Serve
 
-from . import changes
-from .blame import hand_on
 from .compat import kernel_modules
 from .graphs import streams
 from .taps.pools import buffers

@@ -317,7 +317,7 @@ def run_plan(
 ) -> Generator[JobResult, None, None]:
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
 
-    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/own_loader.py)
+    blocks: the folder for what ran of SGLang's speculative code (engines/inside/own_loader.py)
     sharing: a daemon that is up; jobs that may share a GPU run by it, before all others. What ends one process may end those
     that share the GPU with it, so a job in which a worker died is not yielded: it runs again with the GPU to itself.
     """

@@ -16,6 +16,8 @@ from typing import Any
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import CPU, Dtype, Mode
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.inside.own_loader import import_early
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.recipe import TRACKED_EVERY, Recipe
@@ -23,10 +25,8 @@ from eagletwin.harness.families.store import checkpoints, other_checkpoints
 from eagletwin.harness.families.valid import not_driven
 
 from .. import case_requests, grammars
-from ..blame import NotDriven
 from ..compat import adaptive, attention, dp_attention, memory, requests, sparse_attention, state_layers, verify, workers
 from ..graphs import gates, install
-from ..own_loader import import_early
 from ..stand_ins import stubs
 from ..taps import speculation
 from . import cuda, front_end, new_weights, preimport, server_arguments, single_rank

@@ -13,8 +13,8 @@ import torch
 
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.engines.inside import changes, patches
 
-from .. import changes, patches
 from ..graphs import install
 from ..stand_ins import stubs
 from ..taps.inner import CAPTURES

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.blame import NotDriven
 
-from ..blame import NotDriven
 from ..compat import attention, verify, workers
 from ..stand_ins import stubs
 

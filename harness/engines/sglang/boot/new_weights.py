@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from eagletwin.harness.core.case import WeightPath
+from eagletwin.harness.engines.inside.supervise import die_with_parent
 from eagletwin.harness.families.store import whole_checkpoint
 from eagletwin.harness.families.weights import model_pair
 
-from ..processes.supervise import die_with_parent
 from . import single_rank
 
 # A trainer that broadcasts weights to an engine, as SGLang's users train and serve at once: rank 0 of a group of gloo, in a

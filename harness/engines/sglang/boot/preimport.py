@@ -18,8 +18,8 @@ import torch.compiler
 
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.run_spec import CPU, Mode
+from eagletwin.harness.engines.inside.own_loader import SourceFinder, import_early
 
-from ..own_loader import SourceFinder, import_early
 from ..stand_ins import stubs
 from . import cuda, front_end
 

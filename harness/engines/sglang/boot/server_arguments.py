@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.inside.own_loader import import_early
 from eagletwin.harness.families import RECIPES, family_of
 
-from ..blame import NotDriven
-from ..own_loader import import_early
 from ..stand_ins import stubs
 
 # SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.

@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from eagletwin.harness.core.run_spec import Mode
-
-from ..blame import NotDriven
+from eagletwin.harness.engines.inside.blame import NotDriven
 
 
 def meet_nobody(shims: list[str]) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Adaptive, Case
-
-from ..blame import NotDriven
+from eagletwin.harness.engines.inside.blame import NotDriven
 
 _POLICY = "sglang.srt.speculative.adaptive_spec_params"
 _CONTEXT = "sglang.srt.runtime_context"

@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 from typing import Any
 
-from ..blame import hand_on
+from eagletwin.harness.engines.inside.blame import hand_on
 
 # SGLang's adapters (LoRA) on a CPU: they ask for pinned memory, which torch has none of without a GPU, and `csgmv` looks for
 # block sizes by the name of the GPU.

@@ -8,8 +8,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from .. import blame
-from ..blame import NotDriven
+from eagletwin.harness.engines.inside import blame
+from eagletwin.harness.engines.inside.blame import NotDriven
+
 from ..graphs import tape
 
 

@@ -18,9 +18,8 @@ from unittest.mock import patch
 
 import torch
 
+from eagletwin.harness.engines.inside.blame import hand_on
 from eagletwin.harness.engines.triton_cpu import LivePools
-
-from ..blame import hand_on
 
 # What the backends of DeepSeek-V4 and of DSA want to be built with: where configuration lies, and which sizes a pool is given.
 

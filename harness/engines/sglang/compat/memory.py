@@ -12,8 +12,8 @@ from torch import Tensor
 
 from eagletwin.harness.core.case import SGLangSettings
 from eagletwin.harness.core.run_spec import Device
+from eagletwin.harness.engines.inside.blame import NotDriven
 
-from ..blame import NotDriven
 from ..stand_ins import late_copies
 
 # Where a release keeps its free pages, what a request owns of its row of req_to_token, and what a prefix match found.

@@ -7,9 +7,9 @@ from array import array
 from typing import Any
 
 from eagletwin.harness.core.case import Adapter, Request, biases, processor_bias
+from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.families.dimensions import DIMENSIONS
 
-from ..blame import NotDriven
 from ..stand_ins.stubs import Ends
 
 

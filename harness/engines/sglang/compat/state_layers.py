@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.engines.inside import patches
+from eagletwin.harness.engines.inside.blame import NotDriven, hand_on
+from eagletwin.harness.engines.inside.own_loader import import_early
 
-from .. import patches
-from ..blame import NotDriven, hand_on
-from ..own_loader import import_early
 from ..stand_ins import sgl_kernel
 
 # SGLang up to 0.5.15.post1 writes device="cuda" where it means the device of the batch, and up to 0.5.18 that of states.

@@ -11,9 +11,9 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.engines.inside import patches
+from eagletwin.harness.engines.inside.blame import NotDriven, hand_on
 
-from .. import patches
-from ..blame import NotDriven, hand_on
 from ..stand_ins import sgl_kernel
 
 # Which nodes verify accepted. From 0.5.21 on its result says so; before that only what samples inside it does.

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import UNSAID, Finish
+from eagletwin.harness.engines.inside import blame
+from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.families import RECIPES
 
-from .. import blame
-from ..blame import NotDriven
 from ..stand_ins import stubs
 
 # Things that SGLang renamed or moved, under each of their names. The newest comes first.

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.engines.inside import changes, patches
+from eagletwin.harness.engines.inside.blame import NotDriven, hand_on
 
-from .. import changes, patches
-from ..blame import NotDriven, hand_on
 from ..compat import attention
 from . import tape
 from .streams import stored_to

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.inside import blame
+from eagletwin.harness.engines.inside.blame import hand_on
 
-from .. import blame
-from ..blame import hand_on
 from . import tape
 
 Clock = dict[int, int]  # stream -> how many of its operations are done

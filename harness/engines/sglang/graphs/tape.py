@@ -28,7 +28,7 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..blame import CaptureError, hand_on, own_code
+from eagletwin.harness.engines.inside.blame import CaptureError, hand_on, own_code
 
 _WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")

@@ -18,9 +18,9 @@ import tempfile
 from typing import NoReturn
 
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.supervise import die_with_parent
 
 from . import zygote
-from .supervise import die_with_parent
 
 _held: dict[socket.socket, int] = {}  # the leash of each zygote that runs, and its process
 

@@ -17,9 +17,9 @@ import sys
 
 from eagletwin.harness.core.files import RUN_MODULE
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.supervise import reap
 
 from . import rank_group as ranks
-from .supervise import reap
 
 
 def main() -> None:

@@ -1,11 +1,5 @@
-"""One configuration of the real worker, forked from the zygote: it builds the scheduler and never runs a case itself.
-
-Patches of functions that are not called while it is built can come later: then another engine is forked from this one, which
-takes a tenth of the time of a build.
-
-Each case runs in a runner, a fork of this process. A runner runs up to CASES_PER_RUNNER cases, one after another, since a fork
-costs more than a small case; it is replaced when a case asks for a fresh one, and after anything but a clean end.
-"""
+"""One configuration of the real worker, forked from the zygote: it builds the scheduler, and forks what runs cases
+(engines/inside/forking.py)."""
 
 import gc
 import os
@@ -16,90 +10,27 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside import blame, forking, own_loader, patches, runner
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.inside.runner import CaptureFailed
+from eagletwin.harness.engines.inside.supervise import die_with_parent
 
-from .. import blame, kernels, own_loader, patches
-from ..blame import NotDriven
+from .. import adapter, kernels
 from ..boot import boot
 from ..compat import workers
 from ..stand_ins import stubs
 from ..taps import speculation
 from . import rank_group as ranks
-from . import runner
-from .runner import CaptureFailed
-from .supervise import Runner, die_with_parent, reap, supervise
-
-CASES_PER_RUNNER = 60
 
 
 def serve(connection: socket.socket, build: protocol.Build) -> NoReturn:
     """Answer the caller's messages until it hangs up."""
     die_with_parent()
     scheduler, info = stand(connection, replace(build, port=ranks.free_port()))
-    _answer(connection, scheduler, info, build)
-
-
-def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
-    standing: Runner | None = None
-    while True:
-        try:
-            message, descriptors = protocol.receive(connection)
-        except (EOFError, ConnectionError):
-            os._exit(0)
-        if isinstance(message, protocol.Vary):
-            reap()
-            if os.fork() == 0:
-                connection.close()
-                if standing is not None:
-                    standing.hang_up()  # here: it ends when the engine that it belongs to does the same
-                _vary(socket.socket(fileno=descriptors[0]), scheduler, info, build, message.patches)
-            os.close(descriptors[0])
-            continue
-        if not isinstance(message, protocol.Run):
-            raise protocol.unexpected_message(message)
-        spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
-        if standing is not None and (spent or standing.is_gone()):
-            standing.hang_up()  # it ends by itself
-            standing = None
-        reap()
-        if standing is None:
-            standing = _start(connection, scheduler, info, build)
-        answer = supervise(standing, connection, message)
-        if isinstance(answer, protocol.Ran) and answer.ending.kind == "finished":
-            standing.ran += 1
-        else:
-            standing = None
-        try:
-            protocol.send(connection, answer)
-        except OSError:  # the caller no longer waits
-            os._exit(0)
-
-
-def _vary(
-    connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build, more: tuple[Patch, ...]
-) -> NoReturn:
-    """Serve the caller with these patches in addition, in a fork of the engine that stands."""
-    die_with_parent()
-    if not all(map(patches.may_follow, more)):
-        protocol.send(connection, protocol.TooLate())
-        os._exit(0)
-    _apply(connection, more)
-    info = replace(info, patches=(*info.patches, *(patch.name for patch in more)))
-    protocol.send(connection, protocol.Built(info))
-    _answer(connection, scheduler, info, replace(build, patches=(*build.patches, *more)))
-
-
-def _apply(connection: socket.socket, wanted: tuple[Patch, ...]) -> None:
-    """Apply patches. If one does not fit, reports why and ends the process."""
-    try:
-        for patch in wanted:
-            patches.apply(patch)
-    except patches.PatchFailed as error:
-        protocol.send(connection, protocol.PatchDidNotApply(str(error)))
-        os._exit(0)
+    forking.answer(adapter, connection, scheduler, info, build)
 
 
 def launch_rank(theirs: socket.socket) -> int:
@@ -112,7 +43,7 @@ def launch_rank(theirs: socket.socket) -> int:
             raise protocol.unexpected_message(build)
         os.environ.update(_several_on_a_cpu(build.mode))
         scheduler, info = stand(theirs, build)
-        runner.serve(theirs, scheduler, info, build)
+        runner.serve(adapter, theirs, scheduler, info, build)
     return child
 
 
@@ -135,7 +66,7 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
     # loads weights in several) may find none: here one asks.
     torch.set_num_threads(1)
     boot.import_models(build.configuration, build.mode)
-    _apply(connection, build.patches)
+    forking.apply_patches(connection, build.patches)
     kernels.prepare(build, boot.SHIMS)
     try:
         with kernels.building(build), patches.watch_calls(build.foreseen):
@@ -146,7 +77,7 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
         os._exit(0)
     except BaseException as error:
         failure = _capture_failure(error)
-        if not build.mode.graphs or failure is None or blame.is_ours(failure):
+        if not build.mode.graphs or failure is None or blame.is_ours(failure, adapter.PACKAGE):
             protocol.send(connection, protocol.refusal_of(error))
             os._exit(0)
         scheduler, changed, info = CaptureFailed(failure), "", _info(build, None)
@@ -169,18 +100,6 @@ def _capture_failure(error: BaseException) -> BaseException | None:
     return found
 
 
-def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> Runner:
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        caller.close()
-        ours.close()
-        die_with_parent()
-        runner.serve(theirs, scheduler, info, build)
-    theirs.close()
-    return Runner([child], [ours])
-
-
 def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
     import torch
     import transformers
@@ -188,7 +107,7 @@ def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
 
     return EngineInfo(
         name="sglang",
-        version=own_loader.sglang_version(),
+        version=own_loader.version(adapter.PACKAGE),
         device=build.mode.device,
         kernels=build.kernels if build.mode.device == "cpu" else "compiled",
         torch=str(torch.__version__),

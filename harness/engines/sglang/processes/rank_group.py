@@ -18,8 +18,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from eagletwin.harness.engines import protocol
-
-from .supervise import Runner, die_with_parent, supervise
+from eagletwin.harness.engines.inside.supervise import Runner, die_with_parent, supervise
 
 # What starts the process of a rank: hands it one end of a connection, through which a Build will come, and returns its id.
 Launch = Callable[[socket.socket], int]

@@ -21,12 +21,13 @@ from typing import Any, NoReturn
 
 from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol, triton_cpu
+from eagletwin.harness.engines.inside import patches
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.inside.supervise import die_with_parent, wait_for_all
 
-from .. import kernels, patches
-from ..blame import NotDriven
+from .. import kernels
 from ..boot import boot, front_end, server_arguments, single_rank
 from ..stand_ins import stubs
-from .supervise import die_with_parent, wait_for_all
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Bytes of a folder: a socket's path has 107 at most (sun_path), and SGLang's names in it some 12.

@@ -10,8 +10,7 @@ import socket
 import sys
 
 from eagletwin.harness.engines import protocol
-
-from .supervise import die_with_parent
+from eagletwin.harness.engines.inside.supervise import die_with_parent
 
 
 def main() -> None:
@@ -23,28 +22,29 @@ def main() -> None:
         raise protocol.unexpected_message(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import changes, own_loader
+        from eagletwin.harness.engines.inside import changes, own_loader, runner
+
+        from .. import adapter
         from ..boot import boot
 
         if len(sys.argv) > 2:
-            own_loader.install()
+            own_loader.install(adapter.PACKAGE)
         own_loader.note_blocks()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
         boot.import_sglang(build.mode)
-        from .. import own_loader
-        from . import engine, runner
+        from . import engine
 
         if len(sys.argv) > 2:
-            own_loader.confirm_sglang(*sys.argv[2:4])
+            own_loader.confirm(adapter.PACKAGE, *sys.argv[2:4])
         else:
-            own_loader.confirm_installed_sglang()
+            own_loader.confirm_installed(adapter.PACKAGE)
     except BaseException as error:
         protocol.send(connection, protocol.refusal_of(error, "SGLang cannot be imported: "))
         os._exit(0)
     scheduler, info = engine.stand(connection, build)
     gc.enable()
-    runner.serve(connection, scheduler, info, build)
+    runner.serve(adapter, connection, scheduler, info, build)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,5 @@
-"""The process that imports SGLang once and forks the rest: an engine for each configuration, runners of cases from it.
+"""The process that imports SGLang once and forks the rest (engines/inside/forking.py).
 
-    caller ── socket ── zygote            imports SGLang; no scheduler
-                          └─ engine       one configuration: patches applied, Scheduler built (engine.py)
-                               └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
-
-Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own, and
-so is the folder of its engines' files, since engines of two callers stand and run at once.
 A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, or, where this
 SGLang needs other packages of others, started by engines/start.py as
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
@@ -13,16 +7,11 @@ SGLang needs other packages of others, started by engines/start.py as
 
 import contextlib
 import gc
-import itertools
-import os
-import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator
+from typing import NoReturn
 
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.families import RECIPES, family_of
@@ -53,87 +42,56 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
 
 def _serve(connection: socket.socket, *, front: bool) -> None:
     """Say that SGLang is imported; then fork what the callers ask for until the first of them hangs up."""
+    from eagletwin.harness.engines.inside import forking, own_loader, supervise
+
+    from .. import adapter
     from .. import call_function as probes
-    from .. import own_loader
-    from . import engine, server, supervise
+    from . import engine, server
     from . import rank_group as ranks
 
-    gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
-    ready = protocol.Ready(own_loader.sglang_version())
-    protocol.send(connection, ready)
-    callers = {connection: ""}  # and the folder for what the engines of a further one leave
-    joined = itertools.count()
-    while True:
-        caller = select.select(callers, [], [])[0][0]
-        try:
-            message, descriptors = protocol.receive(caller)
-        except (EOFError, ConnectionError):
-            if caller is not connection:  # a further one: the others go on
-                shutil.rmtree(callers.pop(caller), ignore_errors=True)
-                caller.close()
-                continue
-            if front:
-                supervise.wait_for_all()
-                os._exit(0)
-            return
-        if isinstance(message, protocol.Join) and not front:
-            further = socket.socket(fileno=descriptors[0])
-            callers[further] = os.path.join(tempfile.gettempdir(), f"j-{next(joined)}")
-            with contextlib.suppress(OSError):  # it has just ended
-                protocol.send(further, ready)
-            continue
-        if not isinstance(message, protocol.Serve if front else protocol.Build | protocol.Probe):
-            raise protocol.unexpected_message(message)
-        _before_a_fork(message)
-        if os.fork() == 0:
-            _leave_files_in(callers[caller])
-            for one in callers:
-                one.close()
-            theirs = socket.socket(fileno=descriptors[0])
-            if isinstance(message, protocol.Serve):
-                server.serve(theirs, message)
-            elif isinstance(message, protocol.Probe):
-                probes.serve(theirs, message)
-            elif message.mode.processes > 1:
-                ranks.serve(theirs, message, engine.launch_rank)
-            else:
-                engine.serve(theirs, message)
-        os.close(descriptors[0])
+    def build(theirs: socket.socket, message: protocol.Build) -> NoReturn:
+        if message.mode.processes > 1:
+            ranks.serve(theirs, message, engine.launch_rank)
+        engine.serve(theirs, message)
 
-
-def _leave_files_in(folder: str) -> None:
-    """What this process leaves for a while lies in this folder; empty: where that of its parent does."""
-    if folder:
-        with contextlib.suppress(OSError):  # the engine meets it again, and tells the caller
-            os.makedirs(folder, exist_ok=True)
-            os.environ["TMPDIR"] = tempfile.tempdir = folder
+    of_engines: forking.Forks = {protocol.Build: build, protocol.Probe: probes.serve}
+    version = own_loader.version(adapter.PACKAGE)
+    if front:
+        of_servers: forking.Forks = {protocol.Serve: server.serve}
+        forking.serve_callers(connection, version, of_servers, _before_a_fork, supervise.wait_for_all)
+    else:
+        forking.serve_callers(connection, version, of_engines, _before_a_fork)
 
 
 def _import_sglang(*, front: bool) -> None:
     """That which was asked for, with all that engines need of it. Raises what its import raises."""
-    from .. import changes, kernels, own_loader
+    from eagletwin.harness.engines.inside import changes, own_loader
+
+    from .. import adapter, kernels
     from ..boot import boot
 
     if len(sys.argv) > 2:
-        own_loader.install()
+        own_loader.install(adapter.PACKAGE)
     own_loader.note_blocks()
     if len(sys.argv) > 4:
         changes.install(sys.argv[4])
     boot.import_sglang(front=front)
     if len(sys.argv) > 2:
-        own_loader.confirm_sglang(*sys.argv[2:4])
+        own_loader.confirm(adapter.PACKAGE, *sys.argv[2:4])
     else:
-        own_loader.confirm_installed_sglang()
+        own_loader.confirm_installed(adapter.PACKAGE)
     kernels.precompile()
 
 
 def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
+    from eagletwin.harness.engines.inside.forking import left_to_the_engine
+    from eagletwin.harness.engines.inside.supervise import reap
+
     from .. import kernels
     from ..boot import server_arguments
     from ..graphs.install import prepare_gates
-    from .supervise import reap
 
     reap()
     if not isinstance(message, protocol.Build):
@@ -151,18 +109,8 @@ def _before_a_fork(message: object) -> None:
     gc.freeze()
 
 
-@contextlib.contextmanager
-def left_to_the_engine() -> Iterator[None]:
-    """What fails here fails in the engine again, which tells the caller. The log has it in any case."""
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):  # the log cannot be written
-            traceback.print_exc()
-
-
 def _collect(*_: object) -> None:
-    from .supervise import reap
+    from eagletwin.harness.engines.inside.supervise import reap
 
     reap()
 

@@ -6,9 +6,8 @@ from typing import Any
 from weakref import WeakSet
 
 from eagletwin.harness.core.recording import Skipped
+from eagletwin.harness.engines.inside.blame import Around, Wraps
 from eagletwin.harness.engines.protocol import RecordOptions
-
-from ..blame import Around, Wraps
 
 # Wraps that cannot break what they stand around, and that know what they cost.
 #

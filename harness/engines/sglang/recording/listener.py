@@ -15,9 +15,9 @@ from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.recording import RECORDING, RecordedServer, RecordingHeader, Skipped
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import SCHEMA, When, snapshot
+from eagletwin.harness.engines.inside.blame import Wraps
 from eagletwin.harness.engines.protocol import RecordOptions, read_record_options
 
-from ..blame import Wraps
 from ..compat import memory, workers
 from ..compat.workers import rank_of
 from ..taps.inner import Inner

@@ -12,9 +12,9 @@ import torch
 from eagletwin.harness.core.recording import RecordedRequest
 from eagletwin.harness.core.records import EngineInfo, ServedModel
 from eagletwin.harness.core.run_spec import Dtype
+from eagletwin.harness.engines.inside import own_loader
 from eagletwin.harness.engines.protocol import RecordOptions
 
-from .. import own_loader
 from ..compat.workers import Rank
 from ..taps import speculation
 from ..taps.speculation import Speculation
@@ -67,7 +67,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
     dtype: Dtype = "bfloat16" if kind == "bfloat16" else "float32"
     return EngineInfo(
         name="sglang server",
-        version=own_loader.sglang_version(),
+        version=own_loader.version("sglang"),
         device=torch.device(str(scheduler.device)).type,
         kernels="its own",
         torch=str(torch.__version__),

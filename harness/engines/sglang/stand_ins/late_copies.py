@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..blame import demand
+from eagletwin.harness.engines.inside.blame import demand
 
 
 class CopyStream:

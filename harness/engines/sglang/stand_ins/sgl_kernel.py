@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blame import demand, demand_shapes, indices_of_caller
+from eagletwin.harness.engines.inside.blame import demand, demand_shapes, indices_of_caller
 
 # The gated delta rule over a prefill's rows, in place of SGLang's chunked kernels: one position after another, in torch.
 #

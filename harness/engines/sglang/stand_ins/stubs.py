@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from eagletwin.harness.engines.inside.blame import theirs
+
 # Packages of a GPU installation, stubbed whether they are there or not.
 GPU = ("sgl_kernel", "torchaudio", "torchcodec", "torchvision")
 # Modules that SGLang imports and a case never calls: what stands in front of the scheduler, what loads other models, and what
@@ -45,6 +47,9 @@ called: list[str] = []  # every stub that was called, also where SGLang swallowe
 
 class StubCalled(NotImplementedError):
     """A function of a stubbed package was called and has no implementation here."""
+
+
+theirs.append(StubCalled)
 
 
 class _StubType(type):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.engines.inside.blame import Wraps
 
-from ..blame import Wraps
 from ..compat import attention, dp_attention
 from ..graphs import install
 from .passes import ForwardPass, Underway

@@ -17,8 +17,8 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array, counts_of
 from eagletwin.harness.core.records import GONE, KEY_POISON, LATENT_POISON, STATE_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
+from eagletwin.harness.engines.inside.blame import Wraps
 
-from ..blame import Wraps
 from ..compat import memory
 
 

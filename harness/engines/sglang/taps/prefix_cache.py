@@ -11,8 +11,8 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array, counts_of, runs_of
 from eagletwin.harness.core.records import KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.engines.inside.blame import Around, Wraps
 
-from ..blame import Around, Wraps
 from .pools import Allocation
 
 # The hierarchical cache's pools in the host's memory: what is copied, who owns which slot, and poison.

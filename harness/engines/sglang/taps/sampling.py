@@ -11,8 +11,8 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.engines.inside.blame import hand_on
 
-from ..blame import hand_on
 from ..grammars import CLASSES
 
 # Record what a verify that samples is given: its coins, and the distributions as the kernel reads them. Made by taps.py.

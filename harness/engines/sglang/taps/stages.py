@@ -11,8 +11,8 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import When
+from eagletwin.harness.engines.inside.blame import Around, Wraps
 
-from ..blame import Around, Wraps
 from .inner import Inner
 from .passes import DraftPass
 from .pools import Allocation, Pool

@@ -13,8 +13,8 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.engines.inside.blame import Wraps
 
-from ..blame import Wraps
 from ..compat import adaptive, memory, workers
 from ..compat.verify import Accepted
 from .inner import Inner

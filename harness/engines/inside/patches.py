@@ -1,4 +1,4 @@
-"""Apply patches to SGLang's functions in memory: the new code object takes the place of the old one.
+"""Apply patches to an engine's functions in memory: the new code object takes the place of the old one.
 
 Swapping `__code__` reaches every reference to a function, also those imported by name before. Called by zygote.py before a
 scheduler is built.
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, changes_of, with_executed
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import TITLES
 from eagletwin.harness.engines.changed_code import add_calls, changed_points, entry
 
 from . import blame, own_loader
@@ -55,7 +56,7 @@ class _Source:
 
 
 class PatchFailed(Exception):
-    """The patch does not fit this SGLang: a name is absent, or its text does not occur exactly once."""
+    """The patch does not fit this engine: a name is absent, or its text does not occur exactly once."""
 
 
 def changes() -> tuple[Differs, ...]:
@@ -245,7 +246,7 @@ def _take(function: Any, old: _Source, text: str, target: str, calls: tuple[_Cal
 def _changed_function(old: _Source, text: str, target: str) -> ChangedFunction:
     """What an edit changes in a function, at the lines of its file."""
     before, now = _definition(old.text, target), _definition(text, target)
-    package = old.file.rfind("/sglang/")
+    package = old.file.rfind(f"/{target.partition('.')[0]}/")
     file = old.file[package + 1 :] if package >= 0 else old.file
     same = ast.dump(before) == ast.dump(now)  # an edit that changes nothing
     points = entry(now) if same else changed_points(before, now)
@@ -279,6 +280,10 @@ def source_of(function: Any) -> str:
     return _source(function).text
 
 
+def _called(target: str) -> str:
+    return TITLES.get(target.partition(".")[0], "engine")
+
+
 def _resolve(target: str) -> Any:
     """The plain function behind a dotted name: module.function or module.Class.method."""
     parts = target.split(".")
@@ -298,7 +303,7 @@ def _resolve(target: str) -> Any:
         if not inspect.isfunction(found):
             raise PatchFailed(f"{target} is a {type(found).__name__}, not a function")
         return found
-    raise PatchFailed(f"{target} does not exist in this SGLang")
+    raise PatchFailed(f"{target} does not exist in this {_called(target)}")
 
 
 def _compile(source: str, function: Callable[..., Any], target: str, calls: tuple[_Call, ...] = (), file: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""The process in which cases run, one after another, on one scheduler: a fork of engine.py, or on a GPU worker.py.
+"""The process in which cases run, one after another, on one worker: a fork of the engine, or a process of its own.
 
 Between two cases everything that the harness set up is taken down, the scheduler has been drained and flushed, and the pools
 are poisoned again; what the worker itself keeps is the only thing that one case can hand on to the next.
@@ -25,10 +25,9 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.families.weights import model_pair
 
-from .. import blame, changes, drive, kernels, own_loader, patches
-from ..blame import NotDriven
-from ..graphs import streams
-from ..stand_ins import stubs
+from . import blame, changes, own_loader, patches
+from .adapter import Adapter, EndlessCase, Stopped
+from .blame import NotDriven
 from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
 
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
@@ -41,7 +40,7 @@ class CaptureFailed:
     error: BaseException
 
 
-def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
+def serve(adapter: Adapter, connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
@@ -49,7 +48,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
     last_word = LastWord()
     try:
         if not isinstance(scheduler, CaptureFailed):
-            kernels.start(build, scheduler)
+            adapter.start(build, scheduler)
         while True:
             try:
                 message, _ = protocol.receive(connection)
@@ -59,11 +58,10 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
                 raise protocol.unexpected_message(message)
             if message.fresh:  # a fork has run nothing; a process on a GPU is reset (drive.py), which counts as fresh
                 before = 0
-            kernels.clear()
+            adapter.clear()
             patches.ran.intersection_update(called_while_built)
             changes.executed.intersection_update(executed_while_built)
-            stubs.called.clear()
-            case = _Run(connection, scheduler, info, message, before)
+            case = _Run(adapter, connection, scheduler, info, message, before)
             own_loader.forget_blocks()
             last_word.write = case.write_so_far
             ending = case.run()
@@ -82,7 +80,16 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: pr
 class _Run:
     """One case: its recorder, how far it got, and its trace."""
 
-    def __init__(self, connection: socket.socket, scheduler: Any, info: EngineInfo, message: protocol.Run, before: int) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        connection: socket.socket,
+        scheduler: Any,
+        info: EngineInfo,
+        message: protocol.Run,
+        before: int,
+    ) -> None:
+        self._adapter = adapter
         self._connection = connection
         self._scheduler = scheduler
         self._info = info
@@ -100,34 +107,29 @@ class _Run:
         self._open_log()
         if isinstance(self._scheduler, CaptureFailed):
             return self._ending_of_capture(self._scheduler.error)
-        case = self._message.case
-        driven = drive.Drive(
-            *(self._scheduler, case, self._recorder, self._note_stage, self._message.until, self._live()),
-            jitter=self._message.jitter,
-            info=self._info,
-        )
-        driven.send(self._message.sends)
+        driven = self._adapter.drive(self._scheduler, self._message, self._recorder, self._note_stage, self._live(), self._info)
         try:
-            with torch.inference_mode(), streams.watch(self._scheduler):
+            with torch.inference_mode(), self._adapter.watch(self._scheduler):
                 driven.run(self._message.fresh and self._info.device == "cuda")
             ending = Ending(kind="finished")
-        except drive.Stopped as stop:
+        except Stopped as stop:
             ending = Ending(kind="stopped", detail=str(stop), where=self._where)
         except NotDriven as error:
             ending = Ending(kind="unseen", detail=f"eagletwin does not run this case: {error}", where=self._where)
-        except drive.EndlessCase as error:
+        except EndlessCase as error:
             ending = Ending(kind="hung", detail=str(error), where=self._where)
         except (Exception, SystemExit) as error:
             if unwritable(error):  # whoever was writing: the machine is at fault, and nothing is known of the worker
                 raise
             traceback.print_exc()
-            ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=_origin(error))
-            if self._info.device == "cpu" and blame.is_ours(error):  # a GPU may fail when it is asked, with what the worker did
+            ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=self._origin(error))
+            if self._info.device == "cpu" and blame.is_ours(
+                error, self._adapter.PACKAGE
+            ):  # a GPU may fail when it is asked, with what the worker did
                 ending = replace(ending, kind="unseen", detail=f"eagletwin itself failed: {_brief(error)}")
-        if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
-            detail = f"stub {stubs.called[0]} was called and the exception swallowed"
+        if ending.kind == "finished" and (detail := self._adapter.swallowed()):
             ending = Ending(kind="crashed", detail=detail, where=self._where)
-        ending = kernels.find_violation(self._where) or ending
+        ending = self._adapter.find_violation(self._where) or ending
         self._jittered = driven.jittered or UNSET
         self._write(driven.case, ending)
         self._progress.close()
@@ -137,10 +139,21 @@ class _Run:
         """The worker ended while it captured its graphs: so does each case."""
         traceback.print_exception(error)
         where = "capture of CUDA graphs"
-        ending = Ending(kind="crashed", detail=_brief(error), where=where, origin=_origin(error))
+        ending = Ending(kind="crashed", detail=_brief(error), where=where, origin=self._origin(error))
         self._write(self._message.case, ending)
         self._progress.close()
         return ending
+
+    def _origin(self, error: BaseException) -> str:
+        """An exception's class, and the release's innermost frame by file and function; without one, the innermost of all."""
+        release = own_loader.folder_of(self._adapter.PACKAGE)
+        frames = traceback.extract_tb(error.__traceback__)
+        for frame in reversed(frames):
+            if frame.filename.endswith(", patched>"):
+                return f"{type(error).__name__} in {frame.filename.strip('<').removesuffix(', patched>')}"
+            if Path(frame.filename).is_relative_to(release):
+                return f"{type(error).__name__} in {Path(frame.filename).relative_to(release)}:{frame.name}"
+        return f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].name}"
 
     def _open_log(self) -> None:
         """What the worker prints goes to this case's own file."""
@@ -198,26 +211,19 @@ class _Run:
     ) -> None:
         records = self._recorder.records if records is None else records
         header = new_header(
-            case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
+            case,
+            model_pair(case.model).digest,
+            self._info,
+            ending,
+            records,
+            self._adapter.fallbacks(),
+            patches.idle(),
+            self._before,
         )
         patched, unreached = patches.changes() or UNSET, patches.idle_functions() or UNSET
         header = replace(header, differs=changes.differs(), patched=patched, unreached_edits=unreached)
         header = replace(header, jittered=self._jittered)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
-
-
-def _origin(error: BaseException) -> str:
-    """An exception's class, and the release's innermost frame by file and function; without one, the innermost of all."""
-    import sglang
-
-    release = Path(sglang.__path__[0])
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if frame.filename.endswith(", patched>"):
-            return f"{type(error).__name__} in {frame.filename.strip('<').removesuffix(', patched>')}"
-        if Path(frame.filename).is_relative_to(release):
-            return f"{type(error).__name__} in {Path(frame.filename).relative_to(release)}:{frame.name}"
-    return f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].name}"
 
 
 def _brief(error: BaseException) -> str:

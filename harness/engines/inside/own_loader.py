@@ -1,4 +1,4 @@
-"""How this process imports SGLang: modules by a loader of ours, which blocks of them run, and which SGLang it is.
+"""How this process imports an engine: modules by a loader of ours, which blocks of them run, and which release or tree it is.
 
 Modules are found as Python finds them, and their bytecode is kept by content.
 """
@@ -54,8 +54,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-# SGLang's bytecode, kept by the content of its source. Called by zygote.py, worker.py and the kernel tier before SGLang is
-# imported, where it is not the installed one.
+# The engine's bytecode, kept by the content of its source. Called before it is imported, where it is not the installed one.
 #
 # Python keeps bytecode by the place of the source, and trusts it by the source's time and size. Two versions of a tree can
 # share all of these (a copy that keeps times, an edit of one digit), and the name of the tree goes by content: the old code
@@ -63,9 +62,9 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 # tree or release it lies: a tree seen for the first time starts as soon as one that was seen before.
 
 
-def install() -> None:
-    """Before SGLang is imported, and before what replaces loaders of single modules, which goes first."""
-    sys.meta_path.insert(0, SourceFinder(lambda name: Loader if name.partition(".")[0] == "sglang" else None))
+def install(package: str) -> None:
+    """Before the engine is imported, and before what replaces loaders of single modules, which goes first."""
+    sys.meta_path.insert(0, SourceFinder(lambda name: Loader if name.partition(".")[0] == package else None))
 
 
 class Loader(importlib.machinery.SourceFileLoader):
@@ -141,18 +140,18 @@ def note(body: list[ast.stmt], what: str | int, *, documented: bool = False) -> 
     body.insert(int(documented), ast.fix_missing_locations(said))
 
 
-# Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks` and `mutants` of tests/lab).
+# Which blocks of the engine's speculative code run, in every process of a run (`gpu run --blocks` and `mutants` of tests/lab).
 #
 # The modules are compiled from their source with a note at the start of each block, and so are functions that a patch edits.
 # Triton kernels have none.
 #
-# Called by zygote.py and worker.py before SGLang is imported, and by runner.py when a case is done.
+# Called before the engine is imported, and by runner.py when a case is done.
 
 _ran: dict[str, set[int]] = {}  # file -> first lines of blocks that ran, here or before the fork
 
 
 def note_blocks() -> None:
-    """Note what runs from now on, if a folder is named. Before SGLang is imported."""
+    """Note what runs from now on, if a folder is named. Before the engine is imported."""
     if os.environ.get(FOLDER):
         sys.meta_path.insert(0, SourceFinder(_loader_of))
 
@@ -204,42 +203,40 @@ def _loader_of(module: str) -> LoaderOf | None:
     return _Loader if any(module == name or module.startswith(f"{name}.") for name in noted) else None
 
 
-# Which SGLang this process has imported, and what traces call it.
+# Which release or tree this process has imported, and what traces call it.
 #
-# `sglang.__version__` is the installed package's, whatever was imported, where a source tree has no metadata of its own.
+# The package's own __version__ is the installed one's, whatever was imported, where a source tree has no metadata of its own.
 
-_sglang_version = ""
+_versions: dict[str, str] = {}
 
 
-def confirm_sglang(named: str, root: str) -> None:
+def folder_of(package: str) -> Path:
+    """Where a package lies that was imported, or can be."""
+    return Path(importlib.import_module(package).__path__[0])
+
+
+def confirm(package: str, named: str, root: str) -> None:
     """Take over the version that the caller names; raise ImportError if what was imported lies elsewhere than below `root`."""
-    import sglang
-
-    global _sglang_version
-    where = Path(sglang.__path__[0])
-    if not where.samefile(Path(root) / "sglang"):
-        raise ImportError(f"asked for the sglang in {root}, and Python imported the one in {where.parent}")
-    _sglang_version = named
+    where = folder_of(package)
+    if not where.samefile(Path(root) / package):
+        raise ImportError(f"asked for the {package} in {root}, and Python imported the one in {where.parent}")
+    _versions[package] = named
 
 
-def confirm_installed_sglang() -> None:
-    """Raise ImportError if Python imports another sglang than the installed one: traces would call it by that one's version."""
-    import sglang
-
+def confirm_installed(package: str) -> None:
+    """Raise ImportError if Python imports another one than the installed one: traces would call it by that one's version."""
+    where = folder_of(package)
     try:
-        installed = Path(str(importlib.metadata.distribution("sglang").locate_file("sglang")))
+        installed = Path(str(importlib.metadata.distribution(package).locate_file(package)))
     except importlib.metadata.PackageNotFoundError:
         return
-    where = Path(sglang.__path__[0])
     if installed.is_dir() and not where.samefile(installed):  # an editable installation has no such folder
         raise ImportError(
-            f"Python imports the sglang in {where.parent}, and the installed one is in {installed.parent}: take the other off "
-            f"PYTHONPATH, or name it, --sglang {where.parent}"
+            f"Python imports the {package} in {where.parent}, and the installed one is in {installed.parent}: take the other "
+            f"off PYTHONPATH, or name it, --{package} {where.parent}"
         )
 
 
-def sglang_version() -> str:
+def version(package: str) -> str:
     """The release, or the commit of a source tree."""
-    import sglang
-
-    return _sglang_version or str(sglang.__version__)
+    return _versions.get(package) or str(importlib.import_module(package).__version__)

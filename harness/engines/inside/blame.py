@@ -1,6 +1,6 @@
-"""Whether SGLang raised an exception or eagletwin did, on a CPU: decided by its class, or by the innermost frame of either.
+"""Whether the engine raised an exception or eagletwin did, on a CPU: decided by its class, or by the innermost frame of either.
 
-SGLang is at fault in its own code, where it calls what this engine has no part of (`StubCalled`), where it hands a stand-in
+The engine is at fault in its own code, where it calls a stub (a class of `theirs`), where it hands a stand-in
 what the kernel in whose place it stands could not take either (`BadArguments`), where a capture does what CUDA refuses
 (`CaptureError`), in the runtime of its Triton kernels, and in a call of its own that eagletwin stands around (`hand_on`). All
 else that is raised in eagletwin's code is eagletwin's.
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from .own_loader import folder_of
 
 _HARNESS = Path(__file__).parents[2]
 
@@ -51,20 +53,19 @@ def indices_of_caller() -> Iterator[None]:
 
 
 def hand_on(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function as SGLang called it. Arguments that it does not take are SGLang's fault, and not that of what stands
+    """Call a function as the engine called it. Arguments that it does not take are its fault, and not that of what stands
     around it."""
     return function(*args, **kwargs)
 
 
-def is_ours(error: BaseException) -> bool:
+theirs: list[type[BaseException]] = [BadArguments, CaptureError]
+
+
+def is_ours(error: BaseException, package: str) -> bool:
     """Whether eagletwin failed, and not the worker."""
-    import sglang
-
-    from .stand_ins.stubs import StubCalled
-
-    if isinstance(error, BadArguments | CaptureError | StubCalled):
+    if isinstance(error, tuple(theirs)):
         return False
-    release = Path(sglang.__path__[0])
+    release = folder_of(package)
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
         code = frame.f_code
         file = Path(code.co_filename)
@@ -75,14 +76,14 @@ def is_ours(error: BaseException) -> bool:
     return False
 
 
-# Whether eagletwin's own code runs, in the midst of SGLang's: what it reads is no access of SGLang's (graphs/streams.py).
+# Whether eagletwin's own code runs, in the midst of the engine's: what it reads is no access of the engine's.
 
 in_own_code = False
 
 
 @contextlib.contextmanager
 def own_code(inside: bool = True) -> Iterator[None]:
-    """While eagletwin's code runs; inside: False: while SGLang's does again."""
+    """While eagletwin's code runs; inside: False: while the engine's does again."""
     global in_own_code
     before, in_own_code = in_own_code, inside
     try:
@@ -91,8 +92,8 @@ def own_code(inside: bool = True) -> Iterator[None]:
         in_own_code = before
 
 
-# What eagletwin does not drive, whatever SGLang would do with it. Raised while a scheduler is built; reported as eagletwin's
-# limit.
+# What eagletwin does not drive, whatever the engine would do with it. Raised while a worker is built; reported as a limit of
+# eagletwin.
 
 
 class NotDriven(Exception):

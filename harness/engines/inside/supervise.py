@@ -1,5 +1,5 @@
-"""Watches the processes in which cases run, for the module that started them: engine.py, or rank_group.py for several ranks or
-a GPU.
+"""Watches the processes in which cases run, for the module that started them: forking.py, or for several ranks or a GPU
+what starts those.
 
 Of several ranks each is a process that runs the case in lock-step with the others: they wait for each other in collectives.
 So one that ends, and not because the case is over, ends all: the others would wait for it for ever.

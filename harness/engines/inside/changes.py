@@ -4,7 +4,7 @@ The modules of a tree that changed are compiled from their source as they are im
 lines keep their numbers, and bytecode of an earlier state of the file is not read. The fast runtime compiles Triton kernels
 with the same calls. Where another runtime runs a kernel, only a launch is seen: then the statements that stand under no
 condition count as run, of a launched kernel and of all functions that it may call. zygote.py and worker.py install it before
-SGLang is imported.
+the engine is imported.
 """
 
 import ast
@@ -67,7 +67,7 @@ _launches_deep: bool | None = None  # whether launches are watched, and if so, w
 
 
 def install(plan: str) -> None:
-    """Watch what the file `plan` names. Before SGLang is imported."""
+    """Watch what the file `plan` names. Before the engine is imported."""
     global _watch
     _watch = msgspec.json.decode(Path(plan).read_bytes(), type=Watch)
     sys.meta_path.insert(0, SourceFinder({name: partial(_Loader, places) for name, places in _watch.modules.items()}.get))
@@ -90,7 +90,7 @@ def watch_launches(*, fast: bool) -> None:
 
 
 def differs() -> Differs | UnsetType:
-    """What to say in a trace: nothing of an SGLang that was not changed."""
+    """What to say in a trace: nothing of an engine that was not changed."""
     if _watch is None:
         return UNSET
     found = with_executed(_watch.differs, executed)
