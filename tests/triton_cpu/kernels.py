@@ -362,3 +362,15 @@ def store_by_another(read, written, counted, SIZE: tl.constexpr):
     place = written + SIZE
     store_double(place, tl.load(read))
     tl.atomic_add(counted, 1)
+
+
+@triton.jit
+def random_numbers(seeds, offsets, out, ints, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    seed = tl.load(seeds + tl.program_id(0))
+    at = tl.load(offsets + o)
+    begin = tl.program_id(0) * BLOCK
+    tl.store(out + begin + o, tl.rand(seed, at))
+    tl.store(ints + begin + o, tl.randint(seed, at))
+    tl.store(out + tl.num_programs(0) * BLOCK + tl.program_id(0), tl.rand(seed, tl.program_id(0)))
+    tl.store(ints + tl.num_programs(0) * BLOCK + tl.program_id(0), tl.to_tensor(7) + tl.to_tensor(at).to(tl.int32).max(0))

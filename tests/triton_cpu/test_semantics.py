@@ -47,6 +47,15 @@ def test_bits_of_unsigned_and_signed_integers_meet_as_in_triton() -> None:
     shadowed(K.hashes, (1,), seeds, torch.tensor([1, 4, 9, 30], dtype=torch.int32), torch.zeros(4, dtype=torch.int64), N=4)
 
 
+@pytest.mark.parametrize("offsets", [torch.int32, torch.int64])
+@pytest.mark.parametrize("seeds", [torch.int32, torch.int64])
+def test_random_numbers_are_those_of_triton(seeds: torch.dtype, offsets: torch.dtype) -> None:
+    """Philox, with which kernels of verification draw."""
+    at = torch.tensor([0, 1, 2, 17, 255, 4096, 2**31 - 1, 5], dtype=offsets) << (4 if offsets is torch.int64 else 0)
+    seed = torch.tensor([0, 3, -1], dtype=seeds)
+    shadowed(K.random_numbers, (3,), seed, at, torch.zeros(27), torch.zeros(27, dtype=torch.int32), BLOCK=8)
+
+
 @pytest.mark.parametrize("out", [torch.float32, torch.float64, torch.int64, torch.int32])
 def test_mixed_operands_promote_as_in_triton(out: torch.dtype) -> None:
     i32 = torch.tensor([3, -7, 2, 16777217, 0, 5, 9, -1], dtype=torch.int32)

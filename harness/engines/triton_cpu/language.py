@@ -19,7 +19,7 @@ from .lanes import align, extra, trip_range
 from .memory import advance, make_block_ptr
 from .pools import from_address
 from .state import STATE, Unsupported
-from .values import add, common_dtype, convert, floordiv, ndarray, sub, typed
+from .values import add, common_dtype, convert, floordiv, mul, ndarray, sub, typed
 from .values import cast as _cast_value
 
 
@@ -187,6 +187,20 @@ def fma(x: Any, y: Any, z: Any) -> Any:
     return convert(np.multiply(x, y, dtype=np.float64) + np.asarray(z, np.float64), dtype)
 
 
+def to_tensor(x: Any) -> Any:
+    """A Python number as a scalar of Triton's type for it."""
+    return typed(x)
+
+
+def _wrapping(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """tl.add, tl.sub and tl.mul. Integers wrap here in any case, as where `sanitize_overflow` is off."""
+
+    def function(x: Any, y: Any, sanitize_overflow: Any = True) -> Any:
+        return operation(x, y)
+
+    return function
+
+
 def umulhi(x: Any, y: Any) -> Any:
     dtype = common_dtype(x, y)
     if dtype.itemsize != 4:
@@ -239,7 +253,7 @@ DTYPES: dict[str, Any] = {
 _NUMPY = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.floor, np.ceil)
 _HERE: tuple[Callable[..., Any], ...] = (
     *(program_id, num_programs, arange, full, zeros, zeros_like, where, clamp, cdiv, dot, abs),
-    *(fma, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, make_block_ptr, advance),
+    *(fma, to_tensor, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, make_block_ptr, advance),
     *(blocks.reshape, blocks.broadcast_to, blocks.broadcast, blocks.expand_dims, blocks.trans, blocks.ravel),
     *(blocks.join, blocks.split, blocks.interleave, blocks.cat, blocks.gather),
     *(blocks.sum, blocks.xor_sum, blocks.reduce_or, blocks.cumsum, blocks.cumprod, blocks.reduce),
@@ -255,6 +269,7 @@ NAMES: dict[str, Any] = {
     "sigmoid": _unary(lambda x: 1 / (1 + np.exp(-x))),
     "erf": _unary(lambda x: _erf(x).astype(x.dtype)[()]),
     **{function.__name__: function for function in _HERE},
+    **{operation.__name__: _wrapping(operation) for operation in (add, sub, mul)},
     "minimum": minimum,
     "maximum": maximum,
     "max": blocks.max,
