@@ -18,12 +18,13 @@ from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.core.run_spec import Engine
+from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, tokens, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
-from eagletwin.harness.families.valid import admits
+from eagletwin.harness.families.valid import VLLM_BLOCK, admits
 from eagletwin.harness.families.windows import ENDING
 from eagletwin.reference.sizes import reserved_slots
 
@@ -172,7 +173,7 @@ _REJECTION = "rejection"
 IN_STEP, SESSION, SEVERAL, ADAPTER = "abort_in_step", "session", "n", "adapter"
 _OF_PLAIN = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 # fields of Focus that come with something else, or when they are asked for alone: each rank takes a core
-_OF_OTHERS = ("attn_dp_size", "model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
+_OF_OTHERS = ("attn_dp_size", "model", "model_runner", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
 # what no case has unless it is asked for, with its values
 _THINGS: dict[str, tuple[Any, ...]] = {
     **{name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS and VALUES[name][count:]},
@@ -200,6 +201,7 @@ class Block:
     retract   whether requests that sample may be retracted
     asks      what requests may ask for beside (strategies.py)
     production  settings of how users run SGLang: graphs, overlap, branches of CUDA. What else a block has does not depend on it
+    engine    which runs it
     stages    of a pipeline, whose scheduler is never paused: SGLang's goes on (docs/findings/pipeline-pause)
     """
 
@@ -213,11 +215,18 @@ class Block:
     asks: tuple[str, ...] = ()
     stages: int = 1
     production: Mapping[str, Any] = field(default_factory=dict)
+    engine: Engine = "sglang"
 
     @property
     def probe(self) -> Case:
         """The smallest case of the block's configuration, which has all that its requests may ask for."""
-        return with_settings(self._probe, **self.production)
+        return self._launched(self._probe)
+
+    def _launched(self, case: Case) -> Case:
+        """The case on the block's engine, launched as its users do."""
+        return (
+            on_vllm(case, whole_budget=self.number % 2 > 0) if self.engine == "vllm" else with_settings(case, **self.production)
+        )
 
     @property
     def _probe(self) -> Case:
@@ -255,7 +264,7 @@ class Block:
         if self.stages > 1:
             drawn = drawn.map(without_pauses)
         drawn = with_request_options(drawn, self.asks) if self.asks else drawn
-        return drawn.map(lambda case: with_settings(case, **self.production)) if self.production else drawn
+        return drawn.map(self._launched) if self.production or self.engine != "sglang" else drawn
 
     @property
     def sizes(self) -> Sizes:
@@ -315,7 +324,7 @@ class SearchConstraints:
     retract   as in Block
     overlap   whether a batch is launched before the result of the one before is looked at: then every second block has
               aborts between the two, unless requests are to ask for something
-    stages    as in Block
+    stages, engine  as in Block
     production  whether most blocks have graphs, overlap and the branches of CUDA
     """
 
@@ -328,6 +337,25 @@ class SearchConstraints:
     overlap: bool = False
     stages: int = 1
     production: bool = False
+    engine: Engine = "sglang"
+
+
+def on_vllm(case: Case, *, whole_budget: bool) -> Case:
+    """A case that was drawn for SGLang as one for vLLM: with a pool of as many rows, and without what it is not driven with."""
+    settings = case.engine.sglang
+    own = replace_fields(
+        case.vllm,
+        num_gpu_blocks=max(settings.max_total_tokens // case.page_size, 4),
+        max_num_seqs=settings.max_running_requests,
+        whole_budget=whole_budget,
+    )
+    kept = tuple(event for event in case.events if event.kind == "abort" and not event.step)
+    chunks = tuple(size * 4 // case.page_size for size in case.chunks)  # which end inside of blocks, too
+    return replace_fields(case, events=kept, chunks=chunks, engine=EngineSettings(vllm=own))
+
+
+# Fields of Focus that a search on vLLM holds: chains in its smallest blocks.
+_ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK, "radix_cache": False}
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -345,10 +373,10 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     if number >= AGAIN:
         return replace(block_of(seed, number % AGAIN, asked), number=number)
-    turns, random, guided = _turns(), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
+    turns, random, guided = _turns(asked.engine), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
-    extras, in_turn = dict[str, Any](), _in_turn(seed, number)
+    extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == "sglang" else {}
 
     launches = _launches(seed, number, asked)
 
@@ -370,7 +398,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
             things = in_turn if attempt < _OWN_TRIES else {name: random.choice(of) for name, of in _THINGS.items()}
-            extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS))))
+            extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS)))) if in_turn else {}
             model = model if attempt < _OWN_TRIES else random.choice(turns)
         if found := draw(extras, model, tree if attempt < _STAYS else None):
             break
@@ -380,7 +408,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
             consequence="nothing was run",
             remedy="leave out one of the options that choose cases, or of those that say how they run",
         )
-    first = next(iter(in_turn))
+    first = next(iter(in_turn), "")
     for name, value in in_turn.items():
         if len(extras) >= _EXTRAS[number % len(_EXTRAS)]:
             break
@@ -426,11 +454,12 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
     return both[::-1] if first else both
 
 
-def _turns() -> list[str]:
+def _turns(engine: Engine) -> list[str]:
     """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several. One whose
     rows choose comes only where it is asked for: a live bug (dsa-draft-reads) shows in each of its chains."""
-    common = {name: recipe for name, recipe in RECIPES.items() if recipe.target.index is None}
-    return [name for name, recipe in common.items() for _ in range(max(1, 4 // recipe.target.num_layers))]
+    common = [recipe for recipe in RECIPES.values() if recipe.target.index is None]
+    driven = [recipe for recipe in common if engine == "sglang" or family_of(recipe).on_vllm is not None]
+    return [recipe.name for recipe in driven for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 
 def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
@@ -482,7 +511,8 @@ def _draw_block(
 ) -> Block | None:
     """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
-    held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
+    of_engine = _ON_VLLM if asked.engine == "vllm" else {}
+    held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
@@ -524,7 +554,7 @@ def _draw_block(
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     kept = tuple(sorted({*held, *layered_tree} - ({*extras, *_OF_OTHERS} - asked.held.keys())))
-    return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages)
+    return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages, engine=asked.engine)
 
 
 def _add_prerequisites(
@@ -581,7 +611,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
 def _sampling(random: Random, asked: SearchConstraints, *, may_reject: bool) -> Kind | None:
     """How requests of a block sample: in every second block not at all."""
     first, second = random.random() < 0.5, random.random() < 0.5
-    if asked.sampling == "":
+    if asked.sampling == "" or asked.engine == "vllm":
         return None
     if asked.sampling in ("target", "rejection"):
         return "rejection" if asked.sampling == "rejection" else "target"

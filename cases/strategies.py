@@ -20,9 +20,11 @@ from eagletwin.harness.core.case import (
     GrammarBackend,
     HostPolicy,
     LoraBackend,
+    ModelRunner,
     Request,
     Sampling,
     SGLangSettings,
+    VLLMSettings,
     WeightPath,
 )
 from eagletwin.harness.families import RECIPES, family_of
@@ -177,6 +179,8 @@ class Focus:
     adaptive: bool = _field(False, True, drawn=1)
     plain_decode: bool = _field(False, True, drawn=1)
     attn_dp_size: int = _field(1, 2, drawn=1)
+    # vLLM's
+    model_runner: ModelRunner = _field(*get_args(ModelRunner), drawn=1)  # noqa: RUF009
     # Drawn with requests that have adapters, or grammars
     max_loras_per_batch: int = _field(8, 2, 1, drawn=1)
     lora_backend: LoraBackend = _field(*get_args(LoraBackend), drawn=1)  # noqa: RUF009
@@ -226,7 +230,8 @@ class Focus:
                     accept_acc=self.threshold,
                     host_pages=self.host_slots // self.page_size,
                     adaptive=WHOLE if self.adaptive else None,
-                )
+                ),
+                vllm=None if self.model_runner == "v2" else VLLMSettings(model_runner=self.model_runner),
             ),
         )
 

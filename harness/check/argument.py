@@ -134,7 +134,9 @@ def _title(header: Header, verdict: Verdict) -> str:
     mode = (f", {engine.mode}" if engine.mode else "") + engine.several
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
-    return f"{verdict.status.upper()}  {header.case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"
+    return (
+        f"{verdict.status.upper()}  {header.case.name} on {engine.title} {engine.version} ({engine.device}{mode}{changed}{off})"
+    )
 
 
 def _notes(header: Header, verdict: Verdict, trace: Trace | None, changes: Sequence[Differs]) -> Iterator[str]:
@@ -169,7 +171,7 @@ def by_name(numbers: Mapping[str, int]) -> str:
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:
     """What hides numbers in this mode."""
     if all(catalogue()[rule].stages == ("finished",) for rule in unseen):  # what a message says
-        return "this SGLang does not send them, or the trace is older than the rule"
+        return f"this {engine.title} does not send them, or the trace is older than the rule"
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
     return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") and engine.device == "cuda" else drawn
 

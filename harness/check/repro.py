@@ -18,7 +18,7 @@ from eagletwin import __version__
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of, run_guarded
 from eagletwin.harness.core.files import installed_version, keep_bytecode
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, TITLES, Engine, Limits, RunSpec
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.engines.difference import PATCH, keep
@@ -65,7 +65,7 @@ def write_script(
 ) -> Path:
     """Write repro.py into a folder, over the one that may be there."""
     sglang = source.called
-    versions = [f"sglang {sglang}" + (f" in {source.tree}" if source.tree else "")]
+    versions = [f"{run.mode.engine} {sglang}" + (f" in {source.tree}" if source.tree else "")]
     versions += [f"{name} {installed_version(name)}" for name in ("torch", "triton")]
     versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
     text = _TEMPLATE.format(
@@ -174,19 +174,19 @@ def _options(sglang: str) -> argparse.Namespace | None:
         ) from stop
 
 
-def _source(chosen: str, tree: str, sglang: str) -> Source:
+def _source(chosen: str, tree: str, sglang: str, engine: Engine) -> Source:
     """The SGLang to run on: the chosen one, or that of the script. Raises InputError if that is another one now."""
-    source = resolve(chosen or tree or sglang)
+    source = resolve(chosen or tree or sglang, engine)
     if not chosen and source.called != sglang:
         made = f" with the {PATCH} next to this script" if "+dirty." in sglang else ""
         raise InputError(
-            f"this case was made on SGLang {sglang}, and {tree} is now at {source.called}",
+            f"this case was made on {TITLES[engine]} {sglang}, and {tree} is now at {source.called}",
             consequence="nothing was run: on another SGLang the same case may end otherwise",
             remedy=f"bring back {sglang}{made}, or ask another one: --sglang {tree or source.called}",
         )
     if source.called != sglang:
         print(
-            f"note: this case was made on SGLang {sglang}; this is {source.called}, and what follows is about it",
+            f"note: this case was made on {TITLES[engine]} {sglang}; this is {source.called}, and what follows is about it",
             file=sys.stderr,
         )
     return source
@@ -196,7 +196,7 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
     options = _options(sglang)
     if options is None:
         return EXIT_EQUAL
-    source = _source(options.sglang, tree, sglang)
+    source = _source(options.sglang, tree, sglang, run.mode.engine)
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
     from eagletwin.harness.engines.machine import missing_for_cuda

@@ -178,7 +178,7 @@ class Base:
 
     def __init__(self, host: Host, run: RunSpec) -> None:
         self.host, self.run = host, run
-        self.called = f"SGLang {host.source.called}"
+        self.called = f"{host.mode.title} {host.source.called}"
         self.refused = ""  # why it could not be asked, the last time
 
     def right(self, case: Case, remedies: Collection[Patch], view: View) -> bool:
@@ -281,6 +281,6 @@ def check(case: Case, *, sglang: str = "", patches: Sequence[Patch] = (), mode: 
 @cache
 def _host(sglang: str, mode: Mode) -> Host:
     """One process that has imported this SGLang. It ends with this one."""
-    host = Host(source=resolve(sglang), mode=mode)
+    host = Host(source=resolve(sglang, mode.engine), mode=mode)
     atexit.register(host.close)
     return host

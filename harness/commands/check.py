@@ -12,7 +12,7 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .options import CHANGES, ENGINE, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, Names, option, run_options
+from .options import CHANGES, ENGINE, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, WHICH, Names, option, run_options
 from .result import CheckFacts, emit_result, with_json
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ AFTER = option(ENGINE, "after", Names, None, "CASE")(
 
 
 @with_json
-@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, HOW, LIMITS)
+@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, WHICH, HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
     *,
@@ -45,7 +45,7 @@ def check(
         print(unreached_text(entry, spec.mode))
         return EXIT_UNKNOWN
     again = spec.command("check", case, *(word for name in after or () for word in ("--after", name)))
-    with Zygote(resolve(spec.sglang), spec.mode) as zygote:
+    with Zygote(resolve(spec.sglang, spec.mode.engine), spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         return _run(zygote, chosen, before, out, spec, again)
 

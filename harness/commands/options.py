@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
+from msgspec.structs import replace
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import check_writable
-from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Attention, Dtype, Kernels, Limits, Mode, RunSpec
+from eagletwin.harness.core.run_spec import (
+    DEFAULT_LIMITS,
+    DEFAULT_RUN,
+    Attention,
+    Dtype,
+    Engine,
+    Kernels,
+    Limits,
+    Mode,
+    RunSpec,
+)
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.judge.rules import rules_off
 
@@ -231,6 +242,11 @@ SOURCE = (
         "Run this SGLang: a published release, or a source tree. Default: the installed one."
     ),
 )
+WHICH = (
+    option(ENGINE, "engine", Engine, "sglang", "ENGINE")(
+        "The engine that runs: `sglang`, or `vllm`: a fixed release, for chains of EAGLE and EAGLE-3."
+    ),
+)
 KERNELS = (
     option(ENGINE, "kernels", Kernels, "fast", "RUNTIME")(
         "The runtime of Triton kernels on a CPU. `fast`: the runtime of eagletwin. `interpreter`: Triton's own. "
@@ -354,7 +370,7 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
     return decorate
 
 
-_OF_RUN = {one.name for group in (CHANGES, JUDGING, STRICT, REPEAT, SOURCE, HOW, LIMITS) for one in group}
+_OF_RUN = {one.name for group in (CHANGES, JUDGING, STRICT, REPEAT, SOURCE, WHICH, HOW, LIMITS) for one in group}
 
 
 def spec_of(given: dict[str, Any]) -> RunSpec:
@@ -369,6 +385,7 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
             changes["patch"] = [str(file) for file in files if file not in diffs]
     engine = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
     mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
+    mode = replace(mode, engine=given.get("engine", "sglang"))
     check_kernels(given.get("kernels", "fast"), mode)
     return RunSpec(
         sglang=sglang,

@@ -33,6 +33,9 @@ LoraBackend = Literal["csgmv", "triton", "torch_native"]
 # What keeps requests to their grammars, the first of which SGLang takes unless another is named
 GrammarBackend = Literal["xgrammar", "llguidance"]
 
+# Which of vLLM's model runners
+ModelRunner = Literal["v2", "v1"]
+
 # When a hierarchical cache writes rows to the host: when they are cached, when they were used twice, or when they are evicted
 HostPolicy = Literal["write_through", "write_through_selective", "write_back"]
 
@@ -291,8 +294,27 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     attn_dp_size: Annotated[int, Meta(ge=1, le=4)] = 1
 
 
+class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
+    null block.
+
+    model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
+    whole_budget: chunked_prefill_size and chunks are the budget of all tokens of a step, as on a server, where drafts that it
+    has no room for are not verified; else of its prefills, and what the requests need that run comes on top.
+    """
+
+    model_runner: ModelRunner = "v2"
+    max_num_seqs: Annotated[int, Meta(ge=1, le=64)] = 8
+    num_gpu_blocks: Annotated[int, Meta(ge=4, le=4096)] = 64
+    enable_prefix_caching: bool = False
+    whole_budget: bool = False
+
+
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A block for each engine. With one of vLLM the case is vLLM's."""
+
     sglang: SGLangSettings = SGLangSettings()
+    vllm: VLLMSettings | None = None
 
 
 class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -314,6 +336,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
     exercises: tuple[str, ...] = ()
     engine: EngineSettings = EngineSettings()
+
+    @property
+    def vllm(self) -> VLLMSettings:
+        """The settings that vLLM runs it with."""
+        return self.engine.vllm or VLLMSettings()
 
     @property
     def verify_nodes(self) -> int:
@@ -408,7 +435,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             settings = msgspec.structs.replace(settings, max_loras_per_batch=8, lora_backend="csgmv")
         if not self.constrains:
             settings = msgspec.structs.replace(settings, grammar_backend="xgrammar")
-        engine = EngineSettings(sglang=settings)
+        engine = EngineSettings(sglang=settings, vllm=self.engine.vllm)
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
         )

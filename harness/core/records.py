@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .case import Case
 from .differs import Differs
-from .run_spec import Dtype
+from .run_spec import TITLES, Dtype
 
 # Jitter: seeded pauses on the streams of a GPU, and where they fell in a run. engines/sglang/drive.py makes them.
 
@@ -156,6 +156,11 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     first_layer: int = 0
     graphs: tuple[int, ...] = ()
     dp: int = 1
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return TITLES.get(self.name, self.name)
 
     @property
     def processes(self) -> int:

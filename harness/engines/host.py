@@ -229,15 +229,15 @@ class Host:
             raise PatchDoesNotApply(
                 answer.error,
                 consequence="the patched engine was not built, so nothing is proven either way",
-                remedy="adapt the patch to this release of SGLang",
+                remedy=f"adapt the patch to this release of {self.mode.title}",
             )
         if isinstance(answer, protocol.Refused):
             ours.close()
             if answer.full:
                 raise Unwritable(answer.full)
-            whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else _OWN_WORD
+            whose = f"; the limit is eagletwin's, not {self.mode.title}'s" if answer.ours else _OWN_WORD
             raise WouldNotStart(
-                f"{'eagletwin' if answer.ours else 'SGLang'} does not run this configuration: {answer.error}",
+                f"{'eagletwin' if answer.ours else self.mode.title} does not run this configuration: {answer.error}",
                 consequence="no case was run on this configuration",
                 remedy=f"change the configuration{whose if answer.ours or answer.trace else ''}",
                 trace="" if answer.ours else answer.trace,
@@ -287,7 +287,7 @@ class Host:
         place = place_in(trace, self.source.paths[0]) if self.source.tree else ""
         whole = f"; the whole message is in {log}" if log else ""
         error = WouldNotStart(
-            f"SGLang cannot be imported: {cause}",
+            f"{self.mode.title} cannot be imported: {cause}",
             consequence="no case was run",
             remedy=f"{f'look at {place}' if place else '`eagletwin info doctor`'}{whole}",
         )

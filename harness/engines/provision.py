@@ -71,9 +71,12 @@ def releases() -> tuple[str, ...]:
     return tuple(section.name for section in lock().values() if section.kind == "releases")
 
 
-# Not unpacked, since no scheduler imports it: image and video models, and the extensions of the HTTP and gRPC servers. A third
-# to a half of a wheel.
-LEFT_OUT = re.compile(r"sglang/multimodal_gen/|sglang/srt/(grpc|server|multimodal|rust_extensions)/[^/]*\.so$")
+# Not unpacked, since no scheduler imports it: image and video models, and the extensions of the HTTP and gRPC servers, a third
+# to a half of a wheel of SGLang; of vLLM all that is compiled for a GPU, nine tenths.
+LEFT_OUT = re.compile(
+    r"sglang/multimodal_gen/|sglang/srt/(grpc|server|multimodal|rust_extensions)/[^/]*\.so$"
+    r"|vllm/.*\.(so|cu|cuh|h|hpp|js)$|vllm/vllm-rs$"
+)
 
 
 class NotFetched(HarnessError):

@@ -18,6 +18,7 @@ from pathlib import Path
 from eagletwin.harness.core.differs import Watch, join_names
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import cache_folder, installed_version
+from eagletwin.harness.core.run_spec import TITLES, Engine
 
 from .difference import (
     DOCUMENTS,
@@ -85,8 +86,11 @@ class Source:
 INSTALLED = Source()
 
 
-def resolve(name: str) -> Source:
-    """The SGLang of this name, fetched if need be. Raises InputError for an unknown name, NotFetched if fetching failed."""
+def resolve(name: str, engine: Engine = "sglang") -> Source:
+    """The SGLang of this name, fetched if need be; of another engine its newest release, which has no name. Raises InputError
+    for an unknown name, NotFetched if fetching failed."""
+    if engine != "sglang":
+        return _only_release(name, engine)
     if name in ("", installed_version("sglang")):
         return _installed_source()
     section = lock().get(f"releases/{name}")
@@ -100,6 +104,18 @@ def resolve(name: str) -> Source:
         consequence="nothing was run",
         remedy=f"use a source tree or one of {', '.join(releases())}",
     )
+
+
+def _only_release(name: str, engine: Engine) -> Source:
+    """An engine that runs in its newest known release alone."""
+    section = [one for one in lock().values() if one.kind == engine][-1]
+    if name not in ("", section.name):
+        raise InputError(
+            f"--sglang {name} with --engine {engine}: it names an SGLang",
+            consequence="nothing was run",
+            remedy=f"leave one of the two out; eagletwin runs {TITLES[engine]} {section.name}",
+        )
+    return Source(section.name, (provide(section),), section.name)
 
 
 def at_hand(release: str) -> Source | None:

@@ -22,7 +22,7 @@ import msgspec
 
 from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.files import RUN_MODULE, cache_folder
-from eagletwin.harness.core.run_spec import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Device, Engine, Mode
 
 from . import protocol
 from .source import INSTALLED, Source
@@ -164,8 +164,8 @@ class Zygote:
         self._log = Path(log_name)
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
-            module = _WITH_FRONT_END if self.front else _MODULES[self.mode.device]
-            if module == _MODULES["cpu"] and may_fork(self.source):
+            module = _WITH_FRONT_END if self.front else _MODULES[self.mode.engine, self.mode.device]
+            if module == _MODULES["sglang", "cpu"] and may_fork(self.source):
                 self._process = fork(environment, self._source_arguments(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
@@ -226,37 +226,54 @@ class Zygote:
             self._scratch = ""
 
 
-# What answers the caller, by device. A process that has used a GPU cannot be forked.
-_MODULES = {
-    "cpu": "eagletwin.harness.engines.sglang.processes.zygote",
-    "cuda": "eagletwin.harness.engines.sglang.processes.cuda_host",
+# What answers the caller, by engine and device. A process that has used a GPU cannot be forked.
+_MODULES: dict[tuple[Engine, Device], str] = {
+    ("sglang", "cpu"): "eagletwin.harness.engines.sglang.processes.zygote",
+    ("sglang", "cuda"): "eagletwin.harness.engines.sglang.processes.cuda_host",
+    ("vllm", "cpu"): "eagletwin.harness.engines.vllm.zygote",
 }
 _WITH_FRONT_END = "eagletwin.harness.engines.sglang.processes.front"
 
+# What an engine reads while it is imported.
+_OF_ENGINE: dict[Engine, dict[str, str]] = {
+    "sglang": {"SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.boot.served"},
+    "vllm": {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_PLUGINS": "",
+        "VLLM_CPU_CI_ENV": "1",  # no forward that only warms up
+        "DO_NOT_TRACK": "1",
+    },
+}
+
 
 def _environment(source: Source, mode: Mode) -> dict[str, str]:
-    """The environment of the engine processes: the caller's, with this SGLang, and what it reads while it is imported.
+    """The environment of the engine processes: the caller's, with this engine, and what it reads while it is imported.
 
-    The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
+    The caller's own settings of the engines and Triton stay outside: they would change the engine, and no trace would say so.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "SGL_", "TRITON_"))}
-    # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
+    of_engines = ("SGLANG_", "SGL_", "VLLM_", "TRITON_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_engines)}
+    # an engine is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     paths = [*map(str, source.paths), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment |= {
         "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
         "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
-        "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.boot.served",
         "TORCHDYNAMO_DISABLE": "1",  # the first decode step would compile for 11 s
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # with two, a forked child deadlocks in the thread pool of its parent
         "MKL_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        **_OF_ENGINE[mode.engine],
     }
     if mode.device == "cpu":
-        environment |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"SGLANG_USE_CPU_ENGINE": "1"} if mode.engine == "sglang" else {}
         # Asked for a GPU, torch starts CUDA's driver, and with some drivers its forks end. So it asks NVML.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         return environment

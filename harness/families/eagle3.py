@@ -138,4 +138,19 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return target_part(recipe, target), draft_part(recipe, draft)
 
 
-FAMILY = Family(name="llama_eagle3", recipes=RECIPES, draft_weights=draft_weights, heads=heads, checkpoint=checkpoint)
+def on_vllm(draft: Part) -> Part:
+    """vLLM's numbers of auxiliary layers are of those that a state enters, SGLang's of those that it leaves."""
+    config = dict(draft.config)
+    layers = [number + 1 for number in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]  # type: ignore[index]
+    config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}, "eagle_aux_hidden_state_layer_ids": layers}
+    return replace(draft, config=config)
+
+
+FAMILY = Family(
+    name="llama_eagle3",
+    recipes=RECIPES,
+    draft_weights=draft_weights,
+    heads=heads,
+    checkpoint=checkpoint,
+    on_vllm=on_vllm,
+)

@@ -109,6 +109,12 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return target_part(recipe, target), Part({"architectures": ["LlamaForCausalLMEagle"]}, recipe.draft, draft)
 
 
+def on_vllm(draft: Part) -> Part:
+    """vLLM puts "Eagle" before the architecture's name, and its class has no bias."""
+    weights = {name: tensor for name, tensor in draft.weights.items() if name != "fc.bias"}
+    return replace(draft, config={**draft.config, "architectures": ["LlamaForCausalLM"]}, weights=weights)
+
+
 FAMILY = Family(
     name="llama",
     recipes=RECIPES,
@@ -116,4 +122,5 @@ FAMILY = Family(
     heads=heads,
     checkpoint=checkpoint,
     one_checkpoint=True,
+    on_vllm=on_vllm,
 )

@@ -15,19 +15,19 @@ from safetensors.torch import save
 from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.core.run_spec import Dtype
+from eagletwin.harness.core.run_spec import Dtype, Engine
 
 from . import RECIPES, adapters, family_of, llama
 from .recipe import Part, Recipe, sizes
 from .weights import ModelPair, model_pair, other_pair
 
 
-def checkpoints(name: str, dtype: Dtype = "float32") -> tuple[Path, Path]:
+def checkpoints(name: str, dtype: Dtype = "float32", engine: Engine = "sglang") -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent.
 
     dtype: the type that both name, for a target that computes in it whatever it is asked; weights are float32 on disk
     """
-    return _write_pair(name, model_pair(name), dtype)
+    return _write_pair(name, model_pair(name), dtype, engine)
 
 
 def other_checkpoints(name: str) -> tuple[Path, Path]:
@@ -73,11 +73,14 @@ def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
     return _write_folder(cache_folder("models") / name, {"adapter": files}) / "adapter"
 
 
-def _write_pair(name: str, pair: ModelPair, dtype: Dtype = "float32") -> tuple[Path, Path]:
+def _write_pair(name: str, pair: ModelPair, dtype: Dtype = "float32", engine: Engine = "sglang") -> tuple[Path, Path]:
     recipe = RECIPES[name]
-    target, draft = family_of(recipe).checkpoint(recipe, pair.target, pair.draft)
+    family = family_of(recipe)
+    target, draft = family.checkpoint(recipe, pair.target, pair.draft)
+    if engine == "vllm" and family.on_vllm is not None:
+        draft = family.on_vllm(draft)
     files = {"target": checkpoint_files(target, recipe, dtype), "draft": checkpoint_files(draft, recipe, dtype)}
-    of_type = "" if dtype == "float32" else f"-{dtype}"
+    of_type = ("" if dtype == "float32" else f"-{dtype}") + ("" if engine == "sglang" else f"-{engine}")
     final = _write_folder(cache_folder("models") / f"{name}-{pair.digest[:16]}{of_type}", files)
     return final / "target", final / "draft"
 

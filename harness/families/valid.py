@@ -8,13 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, expand_samples
+from eagletwin.harness.core.case import (
+    MAX_FILE_BYTES,
+    SCHEMA,
+    Case,
+    Request,
+    SGLangSettings,
+    expand_samples,
+)
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode, mode_of_case
 from eagletwin.harness.core.terminal import count, nearest
 
-from . import RECIPES
+from . import RECIPES, family_of
 from .dimensions import DIMENSIONS, FEATURES
 
 # What of a case several ranks run that share the work of each layer (`--tp`).
@@ -64,8 +71,59 @@ def _not_with(case: Case, option: str) -> str:
 
 def not_driven(case: Case, mode: Mode) -> str:
     """Why eagletwin does not run this case in this mode; empty if it does."""
-    reasons = (_not_by_the_backend, _not_on_several, _not_on_a_gpu, _not_in_bfloat16)
+    reasons = (
+        _not_on_vllm if mode.engine == "vllm" else _not_on_sglang,
+        _not_by_the_backend,
+        _not_on_several,
+        _not_on_a_gpu,
+        _not_in_bfloat16,
+    )
     return next((why for reason in reasons if (why := reason(case, mode))), "")
+
+
+def _not_on_sglang(case: Case, mode: Mode) -> str:  # noqa: ARG001
+    if case.engine.vllm is not None:
+        return "settings of vLLM (engine.vllm) on SGLang: give --engine vllm, or leave them out"
+    return ""
+
+
+VLLM_BLOCK = 16  # rows of the smallest block of vLLM's Triton attention
+# What a request may ask for there.
+_ASKED_OF_VLLM = ("id", "prompt", "max_new_tokens", "arrive", "after", "stop")
+
+
+def _not_on_vllm(case: Case, mode: Mode) -> str:
+    """What of a case vLLM's adapter does not run: chains of single heads, greedy, that ask for nothing beside their tokens."""
+    recipe, settings = RECIPES[case.model], case.vllm
+    if family_of(recipe).on_vllm is None:
+        driven = [name for name, one in RECIPES.items() if family_of(one).on_vllm is not None]
+        return f"{case.model} on vLLM: its checkpoint is not tried there ({', '.join(driven)} run)"
+    if case.topk > 1:
+        return f"topk {case.topk} on vLLM: it drafts chains alone; use topk 1"
+    if case.num_draft_tokens not in (0, case.num_steps + 1):
+        return f"num_draft_tokens {case.num_draft_tokens} on vLLM: it verifies a chain of num_steps drafts; leave it out"
+    if case.page_size % VLLM_BLOCK:
+        return (
+            f"page_size {case.page_size} on vLLM: blocks of its Triton attention have {VLLM_BLOCK} rows, or several times that"
+        )
+    if case.engine.sglang != SGLangSettings():
+        return "settings of SGLang (engine.sglang) on vLLM: give those of engine.vllm in their place"
+    if settings.enable_prefix_caching:
+        return "enable_prefix_caching: not driven on vLLM yet"
+    if mode != Mode(engine="vllm"):
+        return f"{' '.join(mode.options)}: vLLM runs on a CPU, in float32, as one process, without graphs or overlap"
+    plain = Request(id="a", prompt=(0,), max_new_tokens=1)
+    for request in case.requests:
+        asked = (name for name in Request.__struct_fields__ if getattr(request, name) != getattr(plain, name))
+        if other := next((name for name in asked if name not in _ASKED_OF_VLLM), ""):
+            return f"{other} of request {request.id!r} on vLLM: not driven yet; leave it out"
+        if not request.max_new_tokens:
+            return f"request {request.id!r} of no new tokens on vLLM: it wants one at least"
+        length = len(request.prompt) + request.max_new_tokens + case.num_steps + 1
+        if length > (most := settings.num_gpu_blocks * case.page_size):
+            return f"request {request.id!r} has {length} rows with its last round, and num_gpu_blocks leave room for {most}"
+    kind = next((event.kind for event in case.events if event.kind != "abort" or event.step), "")
+    return f"event {kind!r} on vLLM: not driven yet; leave it out" if kind else ""
 
 
 def runs_in(case: Case, mode: Mode) -> bool:

@@ -13,6 +13,7 @@ from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.reference.sizes import count_candidates
 
 from .compare import Compare, Place
+from .engines import view_of_engine
 from .model import Model, model_of
 from .replay import Round
 
@@ -208,7 +209,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
-    if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):
+    skipped = numbers.get("skipped") and view_of_engine(trace.header.engine.name).skips
+    if not skipped and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
         due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}

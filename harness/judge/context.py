@@ -8,6 +8,7 @@ from eagletwin.harness.core.verdict import View
 
 from .bounds import FLOAT32, bounds_of
 from .compare import PHASE_OF, Compare, Place
+from .engines import view_of_engine
 from .model import model_of
 from .replay import RequestReplay, Round, impossible_requests
 
@@ -20,12 +21,14 @@ class Context:
     numbers     of its records, by key; view: that of the replays
     work        the records of its chunks and rounds, by request; ended: number and record of its end
     iterations  the record of each
+    engine      the conventions of the engine that left the trace
     impossible  by request, of those that ask for what cannot be: see replay.py
     """
 
     def __init__(self, trace: Trace, replays: dict[str, RequestReplay], without: frozenset[str], view: View) -> None:
         self.trace, self.replays, self.view, self.case = trace, replays, view, trace.header.case
         self.model = model_of(trace.header, view)
+        self.engine = view_of_engine(trace.header.engine.name)
         # of a recording no float is compared
         self.bounds = bounds_of(trace.header.engine.dtype, self.case.model) if self.model.numbers else FLOAT32
         requests = [request.id for request in self.case.requests]
@@ -83,6 +86,7 @@ class Rules:
     def __init__(self, context: Context) -> None:
         self._context, self._trace, self._replays, self._case = context, context.trace, context.replays, context.case
         self._compare, self._model, self._bounds = context.compare, context.model, context.bounds
+        self._engine = context.engine
         self._records = context.trace.header.records
         self.begin()
 

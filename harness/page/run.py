@@ -270,7 +270,7 @@ def _fields(found: Divergence, owners: Provenance | None, known: str) -> Fields:
 
 def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
     case, engine = header.case, header.engine
-    yield "SGLang", engine.version
+    yield engine.title, engine.version
     yield "changed", ", ".join(engine.patches) or "nothing"
     yield "device", f"{engine.device}, {engine.dtype}{f', {engine.mode}' if engine.mode else ''}{engine.several}"
     yield "worker", engine.worker

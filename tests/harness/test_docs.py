@@ -8,7 +8,7 @@ import msgspec
 
 from eagletwin.cases.strategies import VALUES, cases
 from eagletwin.harness.check.argument import MOST_LINES, draw
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, VLLMSettings
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions import FEATURES
 from eagletwin.harness.families.valid import decode_case
@@ -33,11 +33,12 @@ def test_every_field_feature_and_recipe_is_documented() -> None:
         (Sampling, "requests[].sampling."),
         (Event, "events[]."),
         (SGLangSettings, "engine.sglang."),
+        (VLLMSettings, "engine.vllm."),
     ):
         for field in msgspec.structs.fields(struct):
             if field.name not in ("requests", "events", "engine"):
                 assert f"`{prefix}{field.encode_name}`" in text, field.name
-    assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang"]
+    assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang", "vllm"]
     assert all(f"`{name}`" in text for name in RECIPES)
 
 

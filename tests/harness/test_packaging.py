@@ -18,7 +18,7 @@ SHIPPED = [
     path for folder in ("cases", "harness", "reference", "src/eagletwin") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 # Imported only where SGLang is (by its engine, or by what the engine runs kernels with), which brings them.
-OF_THE_ENGINE = {"sglang", "triton", "transformers", "psutil", "xgrammar", "llguidance"}
+OF_THE_ENGINE = {"sglang", "vllm", "triton", "transformers", "psutil", "xgrammar", "llguidance"}
 # Of extras: what each brings, and the folder that imports it.
 OF_EXTRAS = {
     "acceptance": ({"transformers", "huggingface_hub"}, "harness/deserved"),

@@ -154,7 +154,8 @@ def drawn(options: SearchOptions, blocks: int) -> list[Case]:
 
 @pytest.mark.parametrize("feature", rows(CONSTANT, 6))
 def test_every_generated_case_has_a_feature_of_its_engine(feature: str) -> None:
-    for case in drawn(SearchOptions(only=(feature,)), 1):
+    mode = Mode(engine="vllm" if feature.startswith("model-runner") else "sglang")
+    for case in drawn(SearchOptions(only=(feature,), run=RunSpec(mode=mode)), 1):
         assert has(case, feature)
         check_case(case, "generated")
 

@@ -23,6 +23,7 @@ from ..options import (
     SOURCE,
     STRICT,
     VERBOSE,
+    WHICH,
     log_progress,
     nothing_run,
     run_options,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(SEARCH, (OUT, VERBOSE), CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
+@run_options(SEARCH, (OUT, VERBOSE), CHANGES, JUDGING, STRICT, SOURCE, WHICH, HOW, LIMITS)
 def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, watch: bool, verbose: bool, **search_options: Any) -> int:
     """Generate cases until one shows a new bug, then shrink it.
 
@@ -92,7 +93,7 @@ def load_resumed_search(folder: Path, options: "SearchOptions") -> "tuple[Search
         )
     if continued.source.called != past.begun.sglang:
         raise InputError(
-            f"{folder} is a search of SGLang {past.begun.sglang}, and this is {continued.source.called}",
+            f"{folder} is a search of {continued.run.mode.title} {past.begun.sglang}, and this is {continued.source.called}",
             consequence="nothing was run: results of two SGLangs would be mixed",
             remedy="begin another search",
         )
@@ -121,7 +122,7 @@ def search(
         if measured.text:
             log_progress(measured.text)
         if watched is None:
-            log_progress(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
+            log_progress(_first_words(options, source.called))
         from .corpus import Corpus
 
         corpus = Corpus(source)
@@ -159,6 +160,10 @@ def search(
         if watched is not None:
             watched.follow(looking)
         return _search(looking, options, workers, found, verbose=verbose, watched=watched)
+
+
+def _first_words(options: "SearchOptions", called: str) -> str:
+    return f"importing {options.run.mode.title} {called}; then cases, for up to {options.minutes:g} min in all"
 
 
 def _search(
@@ -228,7 +233,10 @@ def make_small(file: Path, options: "SearchOptions") -> int:
     from .shrinking import ShrinkCallbacks, Shrinking
 
     case = replace_fields(read_case(file), exercises=())
-    with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host, progress("runs") as line:
+    with (
+        Host(source=resolve(options.run.sglang, options.run.mode.engine), mode=options.run.mode) as host,
+        progress("runs") as line,
+    ):
         run, workarounds = apart(options.run)
         matcher = KnownBugMatcher(host, run)
         trial = matcher.trials(entries_of(workarounds)).look_alone(case)

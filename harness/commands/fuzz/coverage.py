@@ -32,7 +32,7 @@ from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.terminal import count, nearest
 from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
-from eagletwin.harness.families import FAMILIES, RECIPES
+from eagletwin.harness.families import FAMILIES, RECIPES, family_of
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
@@ -50,6 +50,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     **{f"topk={topk}": ("topk", topk) for topk in TOPKS},
     **{f"context-length={length}": ("context_length", length) for length in sorted(FOCUS_VALUES["context_length"]) if length},
     **{f"updates={how}": ("update_weights", how) for how in FOCUS_VALUES["update_weights"] if how},
+    "model-runner=v1": ("model_runner", "v1"),
 }
 # Topics and values that a block is drawn with, in place of being drawn until it has them.
 _HELD: Mapping[str, tuple[str, Any]] = {
@@ -74,7 +75,8 @@ def has(case: Case, name: str) -> bool:
         return topic.has(case)
     if name in VALUES:
         field, value = VALUES[name]
-        return bool(getattr(case if field == "topk" else case.engine.sglang, field) == value)
+        of = case if field == "topk" else case.vllm if field == "model_runner" else case.engine.sglang
+        return bool(getattr(of, field) == value)
     return name in (case.model, RECIPES[case.model].family)
 
 
@@ -108,6 +110,13 @@ def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:
 
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
+    if mode.engine == "vllm":
+        others = [name for name, recipe in RECIPES.items() if family_of(recipe).on_vllm is not None and name not in models]
+        more = [
+            "the other model runner (--only model-runner=v1, or without it)",
+            f"all else that {mode.title} has (docs/guide/vllm.md)",
+        ]
+        return [*([f"recipes: {', '.join(others)} (--only {others[0]})"] if others else []), *more]
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
     left_out = [topic for topic in TOPICS if topic.words not in topics and (mode.device == "cpu" or topic not in PRODUCTION)]
     missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in left_out]

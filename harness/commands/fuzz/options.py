@@ -113,7 +113,8 @@ class SearchOptions:
             retract=not mode.overlap,
             overlap=mode.overlap,
             stages=mode.pp,
-            production=mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
+            production=mode.engine == "sglang" and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
+            engine=mode.engine,
         )
 
     def _probe_filter(self) -> Callable[[Case], bool]:
@@ -124,7 +125,7 @@ class SearchOptions:
     @property
     def source(self) -> Source:
         """The SGLang that is searched, as a change of its base if one is named. Raises InputError, NotFetched."""
-        return as_change(resolve(self.run.sglang), self.base)
+        return as_change(resolve(self.run.sglang, self.run.mode.engine), self.base)
 
     @property
     def plan(self) -> Plan:

@@ -19,7 +19,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.inside import patches
-from eagletwin.harness.engines.sglang.kernels import CHECKS
+from eagletwin.harness.engines.inside.violations import CHECKS
 
 from .release import find
 

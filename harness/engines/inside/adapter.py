@@ -21,7 +21,7 @@ class Stopped(Exception):
     """The iteration was reached after which the case was to stop."""
 
 
-class Driven(Protocol):
+class DrivenCase(Protocol):
     """A case on its way. case: with what came while it ran; jittered: where pauses fell, if there were to be some."""
 
     case: Case
@@ -33,7 +33,7 @@ class Driven(Protocol):
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
 
 
-class Adapter(Protocol):
+class EngineAdapter(Protocol):
     """An engine. `worker` is what was built of a configuration, and runs its cases."""
 
     PACKAGE: str
@@ -46,7 +46,7 @@ class Adapter(Protocol):
 
     def drive(
         self, worker: Any, run: Run, recorder: Recorder, reached: Reached, live: Live | None, info: EngineInfo
-    ) -> Driven: ...
+    ) -> DrivenCase: ...
 
     def watch(self, worker: Any) -> AbstractContextManager[None]:
         """While a case runs."""

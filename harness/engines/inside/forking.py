@@ -31,7 +31,7 @@ from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import protocol
 
 from . import patches, runner
-from .adapter import Adapter
+from .adapter import EngineAdapter
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 60
@@ -103,7 +103,7 @@ def left_to_the_engine() -> Iterator[None]:
             traceback.print_exc()
 
 
-def answer(adapter: Adapter, connection: socket.socket, worker: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
+def answer(adapter: EngineAdapter, connection: socket.socket, worker: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
     """Serve the caller of an engine until it hangs up."""
     standing: Runner | None = None
     while True:
@@ -141,7 +141,7 @@ def answer(adapter: Adapter, connection: socket.socket, worker: Any, info: Engin
 
 
 def _vary(
-    adapter: Adapter,
+    adapter: EngineAdapter,
     connection: socket.socket,
     worker: Any,
     info: EngineInfo,
@@ -169,7 +169,7 @@ def apply_patches(connection: socket.socket, wanted: tuple[Patch, ...]) -> None:
         os._exit(0)
 
 
-def _start(adapter: Adapter, caller: socket.socket, worker: Any, info: EngineInfo, build: protocol.Build) -> Runner:
+def _start(adapter: EngineAdapter, caller: socket.socket, worker: Any, info: EngineInfo, build: protocol.Build) -> Runner:
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:

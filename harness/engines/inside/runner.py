@@ -26,7 +26,7 @@ from eagletwin.harness.engines import protocol
 from eagletwin.harness.families.weights import model_pair
 
 from . import blame, changes, own_loader, patches
-from .adapter import Adapter, EndlessCase, Stopped
+from .adapter import EndlessCase, EngineAdapter, Stopped
 from .blame import NotDriven
 from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
 
@@ -40,7 +40,9 @@ class CaptureFailed:
     error: BaseException
 
 
-def serve(adapter: Adapter, connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build) -> NoReturn:
+def serve(
+    adapter: EngineAdapter, connection: socket.socket, scheduler: Any, info: EngineInfo, build: protocol.Build
+) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
@@ -82,7 +84,7 @@ class _Run:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: EngineAdapter,
         connection: socket.socket,
         scheduler: Any,
         info: EngineInfo,

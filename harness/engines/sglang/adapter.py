@@ -5,6 +5,7 @@ from typing import Any
 
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder
+from eagletwin.harness.engines.inside import violations
 from eagletwin.harness.engines.inside.adapter import Live, Reached
 from eagletwin.harness.engines.protocol import Build, Run
 
@@ -45,4 +46,4 @@ def find_violation(where: str) -> Ending | None:
 
 
 def fallbacks() -> tuple[str, ...]:
-    return kernels.fallbacks()
+    return violations.fallbacks()

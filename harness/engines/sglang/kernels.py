@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from eagletwin.harness.core.records import Ending
-from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.inside import changes
 from eagletwin.harness.engines.inside.blame import hand_on
+from eagletwin.harness.engines.inside.violations import CHECKS, RULES, ending_of
 from eagletwin.harness.engines.protocol import Build, Serve
 
 from .compat import kernel_modules
@@ -115,20 +115,7 @@ def _look(guards: list[tuple[Tensor, str]]) -> None:
             raise found[-1]
 
 
-CHECKS: dict[Kernels, triton_cpu.Checks] = {
-    "fast": triton_cpu.Checks(),
-    "shadow": triton_cpu.Checks(shadow=True),
-    "checked": triton_cpu.Checks(poison=True, races=True, order=0),
-}
-
-# Violation -> the rule that it breaks. Subclasses first.
-_RULES: tuple[tuple[type[triton_cpu.KernelViolation], str], ...] = (
-    (triton_cpu.OutOfBounds, "kernel.memory"),
-    (triton_cpu.PoisonLeak, "kernel.undefined"),
-    (triton_cpu.OrderDependence, "kernel.order"),
-    (triton_cpu.ShadowMismatch, "kernel.shadow"),
-    (streams.Race, "race.order"),
-)
+RULES.append((streams.Race, "race.order"))
 
 
 _UNDEFINED = contextlib.ExitStack()  # held for as long as this process lives
@@ -191,13 +178,4 @@ def clear() -> None:
 
 def find_violation(where: str) -> Ending | None:
     """How the case ended if a kernel did what it must not, even if SGLang swallowed the exception."""
-    faults = (*triton_cpu.faults(), *found, *streams.races)
-    if not faults:
-        return None
-    rule = next(rule for kind, rule in _RULES if isinstance(faults[0], kind))
-    return Ending(kind="faulted", detail=str(faults[0]), where=where, rule=rule, origin=faults[0].kernel)
-
-
-def fallbacks() -> tuple[str, ...]:
-    """Kernels that ran in Triton's interpreter, unchecked, although the fast runtime was asked for."""
-    return tuple(f"{name}: {reason}" for name, reason in sorted(triton_cpu.fallbacks().items()))
+    return ending_of((*triton_cpu.faults(), *found, *streams.races), where)

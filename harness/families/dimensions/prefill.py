@@ -46,8 +46,9 @@ def _page_refusals(case: Case) -> Iterator[Refusal]:
         yield f"page_size {case.page_size} with {case.model}: SGLang's pool of its rows has pages of {only}", f"use {only}"
     budgets = [("chunked_prefill_size", case.chunked_prefill_size)]
     budgets += [(f"chunks[{number}]", chunk) for number, chunk in enumerate(case.chunks)]
+    of_sglang = case.engine.vllm is None
     for name, size in (*budgets, ("max_total_tokens", case.engine.sglang.max_total_tokens)):
-        if size % case.page_size:
+        if size % case.page_size and of_sglang:
             yield (
                 f"{name} is {size}, not a whole number of pages of {case.page_size}",
                 "SGLang wants whole pages; make it a multiple of page_size",

@@ -83,7 +83,8 @@ class Answers(Rules):
             numbers = done.numbers
             if done.stage == "verify":
                 first, last = numbers["seq_len"] + 1 - prompt, numbers["new_seq_len"] + 1 - prompt
-                steps.append(_Step(first, last, numbers["accept_len"] - 1))
+                counts = self._engine.counts_all or numbers.get("steps") != 0
+                steps.append(_Step(first, last, numbers["accept_len"] - 1 if counts else None))
             else:
                 mixed = "mixed" in numbers  # one token more, next to the prefill of others
                 goes_on = before is None or (
@@ -94,7 +95,7 @@ class Answers(Rules):
                 if numbers["final"]:
                     known = numbers["end"] - prompt
                     steps = [step for step in steps if step.after <= known]
-                    steps.append(_Step(known, known + 1, None))
+                    steps.append(_Step(known, known + 1, 0 if numbers.get("padded") and not self._engine.counts_all else None))
             before = done
         cached = own[0].numbers["start"] if own else 0
         restored = self._restored.get((request.id, own[0].iteration), 0) if own else 0

@@ -120,7 +120,8 @@ class Slots(Rules):
             self._compare.integers(place, "draft.slots", before, table[: len(before)], "row of req_to_token, column", 0)
         if self._model.memory and not record.numbers.get("undrafted"):
             branches = self._branches(self._round(record))
-            expected = [table[column] if column < len(table) else -1 for branch in branches for column in branch]
+            laid_out = [branch if self._engine.spare_slot else branch[:-1] for branch in branches]
+            expected = [table[column] if column < len(table) else -1 for branch in laid_out for column in branch]
             slots = self._trace.integers(number, "scratch_slots")
             self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
 

@@ -63,6 +63,8 @@ class Trees(Rules):
         elif not model.numbers:
             if model.ahead and last:
                 self.note_proposal(number, record.request)
+        elif last and self._engine.skips and record.numbers.get("skipped"):
+            self._proposed[record.request] = []
         elif last and model.first_step and (not prefill or self._has_output(record)):
             place = self._place(record, output=True)
             row = (record.numbers["end"] if prefill else self._round(record).end) - 1
@@ -173,6 +175,8 @@ class Trees(Rules):
 
         An id outside the draft's vocabulary is moved past the target's, so that it is outside of that as well.
         """
+        if not self._engine.draft_ids:
+            return ids
         proposes, vocabulary = self._model.proposes, self._model.vocab_size
         return [proposes[n] if 0 <= n < len(proposes) else vocabulary + abs(n) for n in ids]
 
@@ -237,7 +241,7 @@ class Trees(Rules):
     @stages("draft")
     def mask(self, number: int, record: Record) -> None:
         """A node sees the committed prefix, its own ancestors and itself."""
-        if (shape := self._shape(record)) is None:
+        if not self._engine.trees or (shape := self._shape(record)) is None:
             return
         place, exact = Place(record, "draft", self._round(record).steps), shape.mask
         if "mask" not in record.tensors and not self._model.numbers:  # a server's backend may need none of a chain
@@ -257,7 +261,7 @@ class Trees(Rules):
     @stages("draft")
     def links(self, number: int, record: Record) -> None:
         """The links of each node lead to its first child and to its parent's next child."""
-        if (shape := self._shape(record)) is not None:
+        if self._engine.trees and (shape := self._shape(record)) is not None:
             self._same(record, "tree.retrieve", [*range(len(shape.first))], number, "retrieve_index", "index of node")
             self._same(record, "tree.retrieve", shape.first, number, "next_token", "first child of node")
             self._same(record, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
@@ -301,7 +305,10 @@ class Trees(Rules):
         shown, topk = self._visible_tokens(round), self._case.topk
         # the extend before proposed the root's children, and was judged: they must be those very tokens
         proposed = self._proposed.get(record.request)
-        if proposed is not None and shown:  # a round of no steps uses no proposal
+        if proposed == [] and self._compare.on("draft.proposal"):  # it was not to have another round
+            place, use = Place(record, "draft"), "a round of this request uses it"
+            self._compare.report(place, "draft.proposal", "what the round before proposes", use, "nothing: it was skipped")
+        elif proposed is not None and shown:  # a round of no steps uses no proposal
             expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
             self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
         return shown

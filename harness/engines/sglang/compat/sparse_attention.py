@@ -19,7 +19,7 @@ from torch import Tensor
 from eagletwin.harness.core.patch import Edit
 
 from .. import patches
-from ..blame import NotDriven
+from eagletwin.harness.engines.inside.blame import NotDriven
 
 BACKEND = "dsa"
 _INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"

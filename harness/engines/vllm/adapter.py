@@ -1,0 +1,45 @@
+"""What the processes of vLLM's engines ask of this room (engines/inside/adapter.py)."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder
+from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.inside import violations
+from eagletwin.harness.engines.inside.adapter import Live, Reached
+from eagletwin.harness.engines.protocol import Build, Run
+
+from .drive import CoreDrive
+
+PACKAGE = "vllm"
+
+
+def start(build: Build, worker: Any) -> None:  # noqa: ARG001
+    if build.kernels != "interpreter":
+        triton_cpu.install(violations.CHECKS[build.kernels])
+
+
+def clear() -> None:
+    triton_cpu.clear()
+
+
+def drive(worker: Any, run: Run, recorder: Recorder, reached: Reached, live: Live | None, info: EngineInfo) -> CoreDrive:  # noqa: ARG001
+    return CoreDrive(worker, run.case, recorder, reached, run.until, live)
+
+
+def watch(worker: Any) -> AbstractContextManager[None]:  # noqa: ARG001
+    return nullcontext()
+
+
+def swallowed() -> str:
+    """Nothing of the adapter's can be called in the place of what vLLM lacks."""
+    return ""
+
+
+def find_violation(where: str) -> Ending | None:
+    return violations.ending_of(triton_cpu.faults(), where)
+
+
+def fallbacks() -> tuple[str, ...]:
+    return violations.fallbacks()

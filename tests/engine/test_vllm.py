@@ -1,0 +1,338 @@
+"""vLLM's own engine core, scheduler, both model runners and drafters on a CPU, held to the same reference by the same judge."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, VLLMSettings
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.run_spec import Limits, Mode
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.dimension import tokens
+from eagletwin.harness.families.valid import not_driven
+from eagletwin.harness.judge.judge import judge
+
+pytestmark = pytest.mark.slow
+
+VLLM = Mode(engine="vllm")
+Run = Callable[..., tuple[Trace, Verdict]]
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Host]:
+    with Host(source=resolve("", "vllm"), mode=VLLM) as host:
+        yield host
+
+
+@pytest.fixture
+def run(vllm: Host, tmp_path: Path) -> Run:
+    def run_case(case: Case, *edits: Edit) -> tuple[Trace, Verdict]:
+        patches = (Patch(name="planted", edits=edits),) if edits else ()
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        trace = vllm.engine(case, patches).run(case, folder, Limits())
+        return trace, judge(trace)
+
+    return run_case
+
+
+def case_of(model: str, runner: ModelRunner, *lengths: int, chunk: int = 32, steps: int = 3, **settings: Any) -> Case:
+    """Requests of prompts of these lengths, which come one after another."""
+    vocabulary = RECIPES[model].target.vocab_size
+    return Case(
+        name="vllm",
+        model=model,
+        num_steps=steps,
+        page_size=16,
+        chunked_prefill_size=chunk,
+        requests=tuple(
+            Request(id="abcdef"[n], prompt=tokens(n + 1, length, vocabulary), max_new_tokens=16, arrive=2 * n)
+            for n, length in enumerate(lengths)
+        ),
+        engine=EngineSettings(vllm=VLLMSettings(model_runner=runner, **settings)),
+    )
+
+
+def stages(trace: Trace, stage: str) -> list[Record]:
+    return [record for record in trace.header.records if record.stage == stage]
+
+
+# What is right.
+
+
+@pytest.mark.parametrize("runner", ["v2", "v1"])
+@pytest.mark.parametrize("model", ["llama-wide", "llama-tiny", "llama-eagle3-full", "llama-eagle3"])
+def test_a_released_runner_is_equal(run: Run, model: str, runner: ModelRunner) -> None:
+    """Prompts that are not cut, which runner V1 cannot do right."""
+    trace, verdict = run(case_of(model, runner, 40, 21, 13, chunk=128))
+    assert verdict.status == "equal", verdict
+    assert {"draft_decode", "rejection", "accept_some", "batch_grows", "page_crossed_in_draft"} <= set(verdict.exercised)
+    engine = trace.header.engine
+    assert (engine.name, engine.version, engine.mode) == ("vllm", "0.33.0", f"runner {runner.upper()}")
+    assert trace.header.fallbacks == ()
+    assert any("TRITON_ATTN" in shim for shim in engine.shims)
+
+
+@pytest.mark.parametrize("model", ["llama-wide", "llama-eagle3"])
+def test_prompts_in_chunks_are_equal_in_v2(run: Run, model: str) -> None:
+    """In steps that verify rounds of requests that run, too."""
+    trace, verdict = run(case_of(model, "v2", 40, 21, 33, 13, chunk=7))
+    assert verdict.status == "equal", verdict
+    assert {"chunked_prefill", "chunk_tail_differs"} <= set(verdict.exercised)
+    prefills, rounds = ({record.iteration for record in stages(trace, stage)} for stage in ("prefill", "verify"))
+    assert prefills & rounds
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_chains_of_any_length_are_equal(run: Run, steps: int) -> None:
+    _, verdict = run(case_of("llama-tiny", "v2", 17, 9, steps=steps))
+    assert verdict.status == "equal", verdict
+
+
+def test_a_prompt_of_one_token_is_padded_to_the_rows_of_a_round(run: Run) -> None:
+    """Which are nobody's (scheduler.py: pad_spec_decode)."""
+    trace, verdict = run(case_of("llama-tiny", "v2", 20, 1))
+    assert verdict.status == "equal", verdict
+    [prefill] = [record for record in stages(trace, "prefill") if record.request == "b"]
+    assert (prefill.numbers["start"], prefill.numbers["end"]) == (0, 1)
+
+
+def test_the_last_step_proposes_nothing_and_that_is_declared(run: Run) -> None:
+    trace, verdict = run(case_of("llama-tiny", "v2", 9))
+    assert verdict.status == "equal", verdict
+    skipped = [bool(record.numbers.get("skipped")) for record in stages(trace, "extend")]
+    assert skipped[-1]
+    assert not any(skipped[:-1])
+
+
+def test_drafts_that_a_budget_cuts_are_a_round_of_fewer_steps(run: Run) -> None:
+    case = case_of("llama-tiny", "v2", 20, 9, 5, chunk=6, whole_budget=True)
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert {record.numbers.get("steps", 3) for record in stages(trace, "verify")} == {1, 3}
+
+
+def test_a_preempted_request_is_prefilled_again(run: Run) -> None:
+    trace, verdict = run(case_of("llama-tiny", "v2", 30, 30, 30, chunk=128, num_gpu_blocks=6))
+    assert verdict.status == "equal", verdict
+    assert any(record.round > 0 for record in stages(trace, "prefill"))
+
+
+def test_an_aborted_request_ends_and_leaves_nothing(run: Run) -> None:
+    events = (Event(at=2, kind="abort", request="b"), Event(at=4, kind="abort", request="a"))
+    trace, verdict = run(replace(case_of("llama-tiny", "v2", 20, 9, 9), events=events))
+    assert verdict.status == "equal", verdict
+    ended = {record.request: record.numbers["aborted"] for record in stages(trace, "finished")}
+    assert ended == {"a": 1, "b": 1, "c": 0}
+
+
+def test_a_stop_token_ends_a_request(run: Run) -> None:
+    case = case_of("llama-tiny", "v2", 20)
+    whole, _ = run(case)
+    [end] = [n for n, record in enumerate(whole.header.records) if record.stage == "finished"]
+    stop = whole.integers(end, "tokens")[5]
+    trace, verdict = run(replace(case, requests=(replace(case.requests[0], stop=(stop,)),)))
+    assert verdict.status == "equal", verdict
+    [end] = [n for n, record in enumerate(trace.header.records) if record.stage == "finished"]
+    assert trace.integers(end, "tokens")[-1] == stop
+    assert trace.header.records[end].numbers["finish_matched"] == stop
+
+
+def test_its_kernels_are_those_of_tritons_interpreter(vllm: Host, tmp_path: Path) -> None:
+    case = case_of("llama-tiny", "v2", 17, 5, chunk=8)
+    trace = vllm.engine(case, kernels="shadow").run(case, tmp_path, Limits())
+    verdict = judge(trace)
+    assert verdict.status == "equal", verdict
+
+
+# The live bug of runner V1: the drafter is fed the prompt's last token at the end of each chunk that is not the last.
+
+_PADDED = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer.prepare_next_token_ids_padded"
+_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+
+
+def _handed_on(function: str, blanks: int) -> Edit:
+    line = " " * blanks + "self.discard_request_mask.gpu,\n"
+    more = " " * blanks + "self.optimistic_seq_lens_cpu,\n"
+    return Edit(target=f"{_RUNNER}.{function}", match=line, replacement=line + more)
+
+
+CHUNK_TAIL = (
+    Edit(
+        target=_PADDED,
+        match="discard_request_mask: torch.Tensor,\n",
+        replacement="discard_request_mask: torch.Tensor,\n    seq_lens_cpu: torch.Tensor,\n",
+    ),
+    Edit(
+        target=_PADDED,
+        match="gpu_input_batch.num_tokens_no_spec[i] - 1",
+        replacement="min(gpu_input_batch.num_tokens_no_spec[i] - 1, int(seq_lens_cpu[i]))",
+    ),
+    _handed_on("propose_draft_token_ids", 20),
+    _handed_on("sample_tokens", 28),
+)
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "llama-eagle3"])
+def test_v1_consumes_the_prompts_last_token_at_the_end_of_a_chunk(run: Run, model: str) -> None:
+    case = case_of(model, "v1", 3, chunk=1)
+    case = replace(case, requests=(replace(case.requests[0], max_new_tokens=2),), num_steps=1)
+    trace, verdict = run(case)
+    first = verdict.first
+    assert first is not None
+    assert (verdict.rule, first.request, first.round, first.index) == ("draft.input_ids", "a", 0, "row 0")
+    prompt = trace.header.case.requests[0].prompt
+    assert (first.expected, first.actual) == (str(prompt[1]), str(prompt[2]))
+    _, verdict = run(case, *CHUNK_TAIL)
+    assert verdict.status == "equal", verdict
+
+
+def test_v1_is_equal_in_chunks_with_the_next_token(run: Run) -> None:
+    _, verdict = run(case_of("llama-eagle3-full", "v1", 40, 21, 13, chunk=7), *CHUNK_TAIL)
+    assert verdict.status == "equal", verdict
+
+
+# Break vLLM in one place: the judge must name the rule, at the place where the wrong number first shows.
+
+_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
+_CLASS = f"{_SPECULATOR}.TargetDependentARSpeculator"
+_PROPOSE = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer.propose"
+
+# edit, runner -> the first rule that breaks, in which request, round and stage
+PLANTED: dict[str, tuple[Edit, ModelRunner, tuple[str, str, int, str]]] = {
+    "draft steps attend to rejected rows": (
+        Edit(
+            target=f"{_SPECULATOR}.prepare_decode_inputs",
+            match="        num_rejected,\n",
+            replacement="        num_rejected * 0,\n",
+        ),
+        "v2",
+        ("draft.proposal", "a", 1, "draft.decode"),
+    ),
+    "draft steps attend to rejected rows in V1": (
+        Edit(target=_PROPOSE, match="common_attn_metadata.seq_lens -= num_rejected_tokens_gpu", replacement="pass"),
+        "v1",
+        ("draft.proposal", "a", 1, "draft.decode"),
+    ),
+    "a chunk's tail consumes another token than the next": (
+        Edit(
+            target=f"{_SPECULATOR}.prepare_prefill_inputs",
+            match="        next_prefill_tokens,\n        num_sampled,\n",
+            replacement="        next_prefill_tokens * 0 + 5,\n        num_sampled,\n",
+        ),
+        "v2",
+        ("draft.input_ids", "a", 0, "draft.extend"),
+    ),
+    "draft decode stands one position too far": (
+        Edit(
+            target=f"{_CLASS}.propose",
+            match="decode_batch_sync, num_batch_tokens = (",
+            replacement="self.input_buffers.positions += 1\ndecode_batch_sync, num_batch_tokens = (",
+        ),
+        "v2",
+        ("draft.slots", "a", 0, "draft.decode"),
+    ),
+    "the last row is proposed from, rejected or not": (
+        Edit(
+            target=f"{_SPECULATOR}.prepare_prefill_inputs",
+            match="return last_token_indices",
+            replacement=(
+                "last_token_indices[:num_reqs] = input_batch.query_start_loc[1 : num_reqs + 1] - 1\nreturn last_token_indices"
+            ),
+        ),
+        "v2",
+        ("draft.kv", "a", 0, "extend"),
+    ),
+    "draft decode consumes its input state again": (
+        Edit(
+            target=f"{_CLASS}._generate_draft",
+            match="        hidden_states,\n        self.draft_tokens,",
+            replacement="        self.hidden_states[:num_reqs].clone(),\n        self.draft_tokens,",
+        ),
+        "v2",
+        ("draft.hidden_in", "a", 0, "draft.decode"),
+    ),
+    "a request that ends keeps its blocks": (
+        Edit(
+            target="vllm.v1.core.kv_cache_manager.KVCacheManager.free",
+            match="self.coordinator.free(request.request_id)",
+            replacement="pass",
+        ),
+        "v2",
+        ("pool.accounting", "", 0, "iteration"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_named(run: Run, name: str) -> None:
+    edit, runner, place = PLANTED[name]
+    chunk = 7 if "chunk" in name else 128
+    _, verdict = run(case_of("llama-wide", runner, 40, 21, 13, chunk=chunk), edit)
+    assert verdict.status == "diverged", verdict
+    first = verdict.first
+    assert first is not None
+    assert (first.rule, first.request, first.round, first.stage) == place
+
+
+def test_a_crash_is_vllms_own(run: Run) -> None:
+    edit = Edit(target=f"{_CLASS}.propose", match="num_reqs = input_batch.num_reqs", replacement="raise RuntimeError('broken')")
+    trace, verdict = run(case_of("llama-tiny", "v2", 9), edit)
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash")
+    assert "RuntimeError: broken" in verdict.reason
+    assert trace.header.ending.kind == "crashed"
+
+
+# What is refused.
+
+_CASE = case_of("llama-tiny", "v2", 9)
+REFUSED = {
+    "topk 2": (replace(_CASE, topk=2), "drafts chains alone"),
+    "page_size 4": (replace(_CASE, page_size=4), "blocks of its Triton attention"),
+    "model": (replace(_CASE, model="mimo-v2"), "its checkpoint is not tried there"),
+    "prefix cache": (
+        replace(_CASE, engine=EngineSettings(vllm=VLLMSettings(enable_prefix_caching=True))),
+        "enable_prefix_caching: not driven",
+    ),
+    "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
+    "stream": (replace(_CASE, requests=(replace(_CASE.requests[0], stream=True),)), "stream of request 'a' on vLLM"),
+    "room": (
+        replace(
+            _CASE,
+            requests=(replace(_CASE.requests[0], max_new_tokens=512),),
+            engine=EngineSettings(vllm=VLLMSettings(num_gpu_blocks=8)),
+        ),
+        "num_gpu_blocks leave room",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_driven_is_refused_with_engine_cause_and_remedy(name: str) -> None:
+    case, why = REFUSED[name]
+    assert why in not_driven(case, VLLM)
+
+
+def test_a_refusal_says_that_the_limit_is_eagletwins(vllm: Host) -> None:
+    case = replace(_CASE, topk=2, num_draft_tokens=4)
+    with pytest.raises(WouldNotStart, match=r"eagletwin does not run .*vLLM(?s:.*)the limit is eagletwin's, not vLLM's"):
+        vllm.engine(case)
+
+
+def test_sglang_refuses_settings_of_vllm() -> None:
+    case = replace(_CASE, engine=EngineSettings(vllm=VLLMSettings(model_runner="v1")))
+    assert "give --engine vllm" in not_driven(case, Mode())
+
+
+def test_a_release_of_sglang_names_no_vllm() -> None:
+    with pytest.raises(InputError, match=r"--sglang 0\.5\.17 with --engine vllm"):
+        resolve("0.5.17", "vllm")
