@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
-
-from .. import patches
+from eagletwin.harness.engines.inside import patches
 from eagletwin.harness.engines.inside.blame import NotDriven
 
 BACKEND = "dsa"
