@@ -237,6 +237,6 @@ def load_served(target: str, draft: str, started: Started, device: str, dtype: t
 
 def _read_by(started: Started, draft: DraftModel, checkpoint: Checkpoint, target: Target) -> DraftModel:
     """The draft as the server's engine reads its configuration."""
-    if started.engine == "SGLang" or draft.algorithm != "EAGLE3":
+    if started.engine == "sglang" or draft.algorithm != "EAGLE3":
         return draft
     return replace(draft, reads=layers_in_vllm(checkpoint.config, target.shared.num_layers))

@@ -18,8 +18,8 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.run_spec import Engine
 
-Engine = Literal["SGLang", "vLLM"]
 SECONDS = 600.0  # for an answer; the first one of a server may wait for kernels to be compiled
 
 
@@ -50,7 +50,7 @@ class Started(Struct, frozen=True, kw_only=True):
     max_running: int = 0
     host_cache: bool = False
     updated: bool = False
-    engine: Engine = "SGLang"
+    engine: Engine = "sglang"
 
     def computes_in(self, config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:
         """The type in which it runs a checkpoint of this configuration. Raises InputError where it quantizes.

@@ -42,7 +42,7 @@ class VllmServer(Server):
             )
         steps, budget = int(drafts["num_speculative_tokens"]), int(schedule["max_num_batched_tokens"])
         return Started(
-            engine="vLLM",
+            engine="vllm",
             version=str(self.get("/version").get("version", "")),
             algorithm=str(drafts["method"]),
             num_steps=steps,

@@ -14,7 +14,7 @@ from msgspec import structs
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Event, Logprobs, Tier
+from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Event, Logprobs, Request, SGLangSettings, Tier
 from eagletwin.harness.core.records import UNSAID
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
@@ -175,10 +175,28 @@ def test_of_what_a_request_is_told(host: Host, busy_case: Case, tmp_path: Path) 
     assert found >= {"output.logprobs", "output.hidden", "output.plain"}
 
 
+@pytest.mark.usefixtures("other_weights")
+def test_of_rows_that_are_chosen(host: Host, tmp_path: Path) -> None:
+    prompt = tuple(3 + n * n % 90 for n in range(70))  # all but the first rows choose
+    case = Case(
+        name="chosen",
+        model="deepseek-dsa",
+        num_steps=3,
+        page_size=64,
+        chunked_prefill_size=512,
+        requests=(Request(id="a", prompt=prompt, max_new_tokens=6),),
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=1024)),
+    )
+    found = diverged(host.engine(case).run(case, tmp_path))
+    assert found.isdisjoint(FREE)
+    assert found >= {"target.selection", "draft.selection"}
+
+
 def test_every_rule_that_needs_weights_was_shown_to() -> None:
-    """Those of the five tests above: a rule that is added names its test there."""
+    """Those of the six tests above: a rule that is added names its test there."""
     shown = {"draft.hidden_in", "draft.kv", "draft.proposal", "draft.scratch_kv", "output.tokens", "target.hidden", "target.kv"}
     shown |= {"verify.accept", "tree.parents", "tree.tokens", "commit.path", "verify.probabilities", "draft.probabilities"}
+    shown |= {"target.selection", "draft.selection"}
     shown |= {
         "target.state",
         "target.conv",

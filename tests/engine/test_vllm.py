@@ -1,7 +1,9 @@
 """vLLM's own engine core, scheduler, both model runners and drafters on a CPU, held to the same reference by the same judge."""
 
+import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +66,30 @@ def case_of(model: str, runner: ModelRunner, *lengths: int, chunk: int = 32, ste
 
 def stages(trace: Trace, stage: str) -> list[Record]:
     return [record for record in trace.header.records if record.stage == stage]
+
+
+# What is read of a checkpoint.
+
+
+def test_v2_ignores_layers_that_a_head_names_in_its_eagle_config() -> None:
+    """V1 takes them. Live in 0.33.0: the guide has it; if this fails, correct the guide and deserved/draft.py."""
+    root = next(path for path in resolve("", "vllm").paths if (path / "vllm").is_dir()) / "vllm/v1/worker"
+    config = SimpleNamespace(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 23, 45]})
+    drafts = SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=config))
+    v1 = function_of(root / "gpu_model_runner.py", "_get_eagle3_aux_layers_from_config")
+    v2 = function_of(root / "gpu/spec_decode/eagle/eagle3_utils.py", "get_eagle3_aux_layers_from_config")
+    assert v1(SimpleNamespace(speculative_config=drafts)) == (1, 23, 45)
+    assert v2(drafts) is None
+
+
+def function_of(file: Path, name: str) -> Callable[[Any], Any]:
+    """A function of a file, without the import of all that the file needs."""
+    tree = ast.parse(file.read_text())
+    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+    names: dict[str, Any] = {"SpeculativeConfig": object}
+    exec(compile(ast.Module([found], []), str(file), "exec"), names)
+    function: Callable[[Any], Any] = names[name]
+    return function
 
 
 # What is right.

@@ -197,7 +197,7 @@ def test_no_field_of_a_case_is_forgotten() -> None:
             }
     fields = {name for form in (Case, Request, Event, SGLangSettings) for name in form.__struct_fields__}
     assert fields - plain <= changed
-    assert set(EngineSettings.__struct_fields__) == {"sglang"}
+    assert set(EngineSettings.__struct_fields__) == {"sglang", "vllm"}
 
 
 def reduced(shows: Callable[[Case], Sighting], case: Case = RICH, rule: str = "") -> tuple[Reduced, list[Case]]:

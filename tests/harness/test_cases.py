@@ -71,7 +71,7 @@ BAD = {
     "nested without end": (b"[" * 100_000, "not JSON"),
     "an unknown field": (changed(steps=3), "unknown field `steps`"),
     "an unknown field of a request": (with_request(temperature=1), "unknown field `temperature`"),
-    "an unknown engine": (changed(engine={"vllm": {}}), "unknown field `vllm`"),
+    "an unknown engine": (changed(engine={"tgi": {}}), "unknown field `tgi`"),
     "a key twice": (
         changed().replace(b'"num_steps": 3', b'"num_steps": 3, "num_steps": 4'),
         "the key 'num_steps' is given twice",

@@ -32,7 +32,7 @@ from eagletwin.harness.core.differs import Changes, Differs, Watch
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.records import Ending, EngineInfo
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.engines import source
@@ -314,7 +314,7 @@ def test_a_branch_is_a_change_of_the_base_that_is_named(tmp_path: Path, monkeypa
     assert found.base == source_at(base)
     assert found.difference.watch.differs.functions == ("sglang.m.changed", "sglang.m.added")
     assert "+def changed(): return 2" in found.difference.patch
-    host: Any = SimpleNamespace(source=found, beside=lambda other: SimpleNamespace(source=other))
+    host: Any = SimpleNamespace(source=found, mode=CPU, beside=lambda other: SimpleNamespace(source=other, mode=CPU))
     beside = two_trees_base_of(host, DEFAULT_RUN)  # what is wrong without the change as well is not the change's
     assert beside is not None
     assert beside.run.sglang == str(base)
@@ -391,9 +391,9 @@ def trace(version: str, differs: Differs) -> Trace:
 
 def of(version: str) -> trials.Base | None:
     def beside(source: Source) -> Any:
-        return SimpleNamespace(source=source)
+        return SimpleNamespace(source=source, mode=CPU)
 
-    host: Any = SimpleNamespace(source=Source("/a/tree", version=version), beside=beside)
+    host: Any = SimpleNamespace(source=Source("/a/tree", version=version), mode=CPU, beside=beside)
     return trials.base_of(host, DEFAULT_RUN)
 
 

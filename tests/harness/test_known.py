@@ -510,6 +510,7 @@ IRRELEVANT: dict[str, str] = {
     **dict.fromkeys(("SGLangSettings.draft_sink", "SGLangSettings.host_policy", "SGLangSettings.random_seed"), _VALUE),
     **dict.fromkeys(("SGLangSettings.max_loras_per_batch", "SGLangSettings.lora_backend"), _VALUE),
     "Request.logit_bias": _NONE,
+    "EngineSettings.vllm": _NONE,
     "SGLangSettings.update_weights": _NONE,
     "SGLangSettings.accept_single": _NONE,
     "SGLangSettings.accept_acc": _NONE,

@@ -102,7 +102,7 @@ class Shrunk:
 
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "resolve", lambda name: INSTALLED)
+    monkeypatch.setattr(options, "resolve", lambda name, engine: INSTALLED)
     monkeypatch.setattr(start, "Zygote", Started)
     monkeypatch.setattr(host, "Host", Started)
     monkeypatch.setattr(pool, "BlockRunner", Fixed)
@@ -224,7 +224,7 @@ def test_a_search_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         resume(tmp_path / "older")
     with pytest.raises(InputError, match="there is no search to continue"):
         resume(tmp_path / "elsewhere")
-    monkeypatch.setattr(options, "resolve", lambda name: SimpleNamespace(called="0.5.1"))
+    monkeypatch.setattr(options, "resolve", lambda name, engine: SimpleNamespace(called="0.5.1"))
     with pytest.raises(InputError, match=r"and this is 0\.5\.1"):
         resume(folder)
 

@@ -86,7 +86,7 @@ def test_a_report_is_as_wide_as_the_terminal_and_80_columns_where_there_is_none(
 
 @pytest.mark.slow
 def test_a_status_is_coloured_on_a_terminal_alone(crashed: str) -> None:
-    assert re.match(r"\x1b\[[0-9;]+mUNKNOWN\x1b\[0m  x on SGLang 0", typed("judge", crashed))
+    assert re.match(r"\x1b\[[0-9;]+mUNKNOWN\x1b\[0m  x on none 0", typed("judge", crashed))
     assert "\x1b" not in piped("judge", crashed)
     assert re.sub(r"\x1b\[[0-9;]*m", "", typed("judge", crashed, COLUMNS="90")).replace("\r", "") == piped(
         "judge", crashed, COLUMNS="90"
@@ -207,7 +207,7 @@ from eagletwin.harness.deserved.checkpoint import Prompt
 class Server:
     def flush(self):
         pass
-    def ask(self, prompt, new_tokens, sampling):
+    def ask(self, prompt, new_tokens, temperature, *, whole):
         return Answer(prompt=prompt, tokens=(1,), rounds=0, starts=None, accepted=None, cached=0, finish="length")
 class Started:
     rejection_sampling = False

@@ -145,7 +145,7 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Prompting, *, as_json:
     pair.must_draft(shape)
     folder = new_run_folder(out, "acceptance")
     if asked.by_rejection:
-        if started.engine != "SGLang":
+        if started.engine != "sglang":
             raise InputError(
                 "the server draws its drafts, or verifies them by blocks",
                 consequence="how many rounds a text should take on the average is not worked out for it",

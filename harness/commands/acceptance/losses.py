@@ -6,11 +6,12 @@ from typing import Literal
 
 from eagletwin.cases.entry import Condition, Doing, Entry
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.deserved.conditions import Diagnosis, Seen
 from eagletwin.harness.deserved.draft import DraftModel
 from eagletwin.harness.deserved.misconfiguration import Mistake
-from eagletwin.harness.deserved.server import WAYS, Engine, Started
+from eagletwin.harness.deserved.server import WAYS, Started
 from eagletwin.harness.deserved.statistics import Power, Stake
 
 State = Literal["in this release", "not known", "fixed"]
@@ -24,7 +25,7 @@ class Losing:
     layers: bool
     tree: bool
     num_steps: int
-    engine: Engine = "SGLang"
+    engine: Engine = "sglang"
     does: frozenset[Doing] = frozenset()
 
 
@@ -60,7 +61,7 @@ def losing_so(condition: Condition, server: Losing) -> list[Suspect]:
     found = [
         Suspect(entry, state)
         for entry in LEDGER.values()
-        if server.engine == "SGLang"  # whose bugs the ledger has
+        if server.engine == "sglang"  # whose bugs the ledger has
         and entry.loses is not None
         and entry.view is None
         and entry.loses.condition == condition

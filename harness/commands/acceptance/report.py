@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from eagletwin.cases.entry import Condition
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, status_of
+from eagletwin.harness.core.run_spec import TITLES
 from eagletwin.harness.core.terminal import count, show, width
 from eagletwin.harness.deserved.conditions import AnswerCount
 from eagletwin.harness.deserved.follow import Shape
@@ -213,7 +214,9 @@ def _of_server(one: ServerAcceptance, folder: Path) -> Document:
 
 
 def _server(started: Started) -> str:
-    return f"{started.engine} {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}."
+    return (
+        f"{TITLES[started.engine]} {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}."
+    )
 
 
 def _shares(one: ServerAcceptance) -> DocumentSection:
