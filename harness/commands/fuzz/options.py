@@ -86,8 +86,9 @@ class SearchOptions:
         mode = " ".join(self.run.mode.options)
         for chosen in (*combinations(constraints, 1), *combinations(constraints, 2), constraints):
             if not self._has_block(chosen):
+                named = " and ".join(f"{option} {name}" for option, _, name in chosen)
                 raise nothing_run(
-                    f"no generated case has {' and '.join(f'{option} {name}' for option, _, name in chosen)}"
+                    (f"no generated case has {named}" if named else "no generated case runs")
                     + (f" with {mode}" if mode else ""),
                     "leave one of these options out, or write the case yourself (docs/reference/case.md)",
                 )
