@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from eagletwin.harness.core import trace as module
-from eagletwin.harness.core.arrays import counts_of, runs_of
+from eagletwin.harness.core.arrays import changed_rows, counts_of, runs_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -208,3 +208,12 @@ def test_a_run_that_did_not_finish_is_unknown_by_its_name(tmp_path: Path, kind: 
     verdict = judge(read_trace(tmp_path))
     assert (verdict.status, verdict.rule) == ("unknown", rule)
     assert "verify, iteration 3" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [(None, [0, 1, 2]), ([[1, 1], [2, 2], [3, 3]], []), ([[1, 1], [2, 0], [3, 3], [4, 4]], [1]), ([[0, 1]], [0, 1, 2])],
+)
+def test_rows_that_are_new_or_not_as_they_were_are_recorded(before: list[list[int]] | None, changed: list[int]) -> None:
+    now = np.array([[1, 1], [2, 2], [3, 3]])
+    assert changed_rows(now, None if before is None else np.array(before)).tolist() == changed

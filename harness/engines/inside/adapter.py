@@ -1,13 +1,14 @@
 """What the processes of an engine ask of the room that knows it: a module with these functions (`sglang/adapter.py`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.records import Ending, EngineInfo, Jittered
+from eagletwin.harness.core.records import EngineInfo, Jittered
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.engines.protocol import Build, Run
+from eagletwin.harness.engines.triton_cpu import KernelViolation
 
 Reached = Callable[[str], None]
 Live = Callable[[int, Case], tuple[Case, bool]]
@@ -54,8 +55,5 @@ class EngineAdapter(Protocol):
     def swallowed(self) -> str:
         """What the engine caught of the adapter's own exceptions, and so went on without; empty if nothing."""
 
-    def find_violation(self, where: str) -> Ending | None:
-        """How the case ended if a kernel did what it must not, even if the engine swallowed the exception."""
-
-    def fallbacks(self) -> tuple[str, ...]:
-        """Kernels that ran in Triton's interpreter, unchecked, although the fast runtime was asked for."""
+    def faults(self) -> Sequence[KernelViolation]:
+        """What kernels did in this case that they must not, even if the engine swallowed the exception."""

@@ -30,7 +30,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import protocol
 
-from . import patches, runner
+from . import own_loader, patches, runner
 from .adapter import EngineAdapter
 from .supervise import Runner, die_with_parent, reap, supervise
 
@@ -157,6 +157,25 @@ def _vary(
     info = replace(info, patches=(*info.patches, *(patch.name for patch in more)))
     protocol.send(connection, protocol.Built(info))
     answer(adapter, connection, worker, info, replace(build, patches=(*build.patches, *more)))
+
+
+def info_of(build: protocol.Build, package: str, kernels: str, **more: Any) -> EngineInfo:
+    """What a trace says of the engine. more: what the room that knows it adds."""
+    import torch
+    import transformers
+    import triton
+
+    return EngineInfo(
+        name=package,
+        version=own_loader.version(package),
+        device=build.mode.device,
+        kernels=kernels,
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        transformers=str(transformers.__version__),
+        patches=tuple(patch.name for patch in build.patches),
+        **more,
+    )
 
 
 def apply_patches(connection: socket.socket, wanted: tuple[Patch, ...]) -> None:

@@ -25,7 +25,7 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.families.weights import model_pair
 
-from . import blame, changes, own_loader, patches
+from . import blame, changes, own_loader, patches, violations
 from .adapter import EndlessCase, EngineAdapter, Stopped
 from .blame import NotDriven
 from .supervise import HARNESS_FAILED, UNWRITABLE, LastWord, Progress
@@ -125,13 +125,12 @@ class _Run:
                 raise
             traceback.print_exc()
             ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=self._origin(error))
-            if self._info.device == "cpu" and blame.is_ours(
-                error, self._adapter.PACKAGE
-            ):  # a GPU may fail when it is asked, with what the worker did
+            on_cpu = self._info.device == "cpu"  # a GPU may fail when it is asked, with what the worker did
+            if on_cpu and blame.is_ours(error, self._adapter.PACKAGE):
                 ending = replace(ending, kind="unseen", detail=f"eagletwin itself failed: {_brief(error)}")
         if ending.kind == "finished" and (detail := self._adapter.swallowed()):
             ending = Ending(kind="crashed", detail=detail, where=self._where)
-        ending = self._adapter.find_violation(self._where) or ending
+        ending = violations.ending_of(self._adapter.faults(), self._where) or ending
         self._jittered = driven.jittered or UNSET
         self._write(driven.case, ending)
         self._progress.close()
@@ -218,7 +217,7 @@ class _Run:
             self._info,
             ending,
             records,
-            self._adapter.fallbacks(),
+            violations.fallbacks(),
             patches.idle(),
             self._before,
         )

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from eagletwin.harness.core.records import Ending
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.inside import changes
 from eagletwin.harness.engines.inside.blame import hand_on
-from eagletwin.harness.engines.inside.violations import CHECKS, RULES, ending_of
+from eagletwin.harness.engines.inside.violations import CHECKS, RULES
 from eagletwin.harness.engines.protocol import Build, Serve
 
 from .compat import kernel_modules
@@ -176,6 +175,6 @@ def clear() -> None:
     streams.races.clear()
 
 
-def find_violation(where: str) -> Ending | None:
-    """How the case ended if a kernel did what it must not, even if SGLang swallowed the exception."""
-    return ending_of((*triton_cpu.faults(), *found, *streams.races), where)
+def faults() -> tuple[triton_cpu.KernelViolation, ...]:
+    """What kernels did in this case that they must not, even if SGLang swallowed the exception."""
+    return (*triton_cpu.faults(), *found, *streams.races)

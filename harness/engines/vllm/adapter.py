@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.inside import violations
@@ -37,9 +37,4 @@ def swallowed() -> str:
     return ""
 
 
-def find_violation(where: str) -> Ending | None:
-    return violations.ending_of(triton_cpu.faults(), where)
-
-
-def fallbacks() -> tuple[str, ...]:
-    return violations.fallbacks()
+faults = triton_cpu.faults

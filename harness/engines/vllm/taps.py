@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.arrays import Array, changed_rows
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.trace import Recorder, When, snapshot
 from eagletwin.harness.engines.inside.adapter import Reached
@@ -288,12 +288,8 @@ class StepTaps:
         table = self._blocks.table(name)[:end]
         tensors = {"table": table}
         for part in (TARGET, DRAFT):
-            now, before = self.pools.rows(part, table), self._last.get((name, part))
-            known = 0 if before is None else min(end, len(before))
-            changed = np.empty(0, np.int64)
-            if before is not None:
-                changed = np.flatnonzero((now[:known] != before[:known]).any(axis=(1, 2, 3, 4)))
-            at = np.concatenate([changed, np.arange(known, end)])
+            now = self.pools.rows(part, table)
+            at = changed_rows(now, self._last.get((name, part)))
             self._last[name, part] = now
             tensors |= {f"{part}_rows": at, f"{part}_kv": now[at]}
         return tensors

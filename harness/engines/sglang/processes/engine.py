@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines import protocol
-from eagletwin.harness.engines.inside import blame, forking, own_loader, patches, runner
+from eagletwin.harness.engines.inside import blame, forking, patches, runner
 from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.engines.inside.runner import CaptureFailed
 from eagletwin.harness.engines.inside.supervise import die_with_parent
@@ -101,21 +101,12 @@ def _capture_failure(error: BaseException) -> BaseException | None:
 
 
 def _info(build: protocol.Build, scheduler: Any) -> EngineInfo:
-    import torch
-    import transformers
-    import triton
-
-    return EngineInfo(
-        name="sglang",
-        version=own_loader.version(adapter.PACKAGE),
-        device=build.mode.device,
-        kernels=build.kernels if build.mode.device == "cpu" else "compiled",
-        torch=str(torch.__version__),
-        triton=str(triton.__version__),
-        transformers=str(transformers.__version__),
+    return forking.info_of(
+        build,
+        adapter.PACKAGE,
+        build.kernels if build.mode.device == "cpu" else "compiled",
         worker="" if scheduler is None else type(scheduler.draft_worker or scheduler.tp_worker).__name__,
         overlap=build.mode.overlap if scheduler is None else bool(scheduler.enable_overlap),
-        patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *stubs.describe_stubs()),
         mode=build.mode.words,
         graphs=build.mode.graphs,

@@ -8,8 +8,10 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.importing import import_named
 from eagletwin.harness.engines.inside.supervise import die_with_parent
 
 
@@ -22,23 +24,13 @@ def main() -> None:
         raise protocol.unexpected_message(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from eagletwin.harness.engines.inside import changes, own_loader, runner
+        from eagletwin.harness.engines.inside import runner
 
         from .. import adapter
         from ..boot import boot
 
-        if len(sys.argv) > 2:
-            own_loader.install(adapter.PACKAGE)
-        own_loader.note_blocks()
-        if len(sys.argv) > 4:
-            changes.install(sys.argv[4])
-        boot.import_sglang(build.mode)
+        import_named(adapter.PACKAGE, sys.argv[2:], partial(boot.import_sglang, build.mode))
         from . import engine
-
-        if len(sys.argv) > 2:
-            own_loader.confirm(adapter.PACKAGE, *sys.argv[2:4])
-        else:
-            own_loader.confirm_installed(adapter.PACKAGE)
     except BaseException as error:
         protocol.send(connection, protocol.refusal_of(error, "SGLang cannot be imported: "))
         os._exit(0)

@@ -5,15 +5,15 @@ SGLang needs other packages of others, started by engines/start.py as
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
 """
 
-import contextlib
 import gc
 import signal
 import socket
 import sys
-import traceback
+from functools import partial
 from typing import NoReturn
 
 from eagletwin.harness.engines import protocol
+from eagletwin.harness.engines.inside.importing import import_named, import_or_report
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 
@@ -22,22 +22,15 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
     """Serve the caller until it hangs up. front: with SGLang's HTTP front end; servers are forked, and no engines.
 
     failed: what was raised when others' packages were imported"""
-    connection = socket.socket(fileno=int(sys.argv[1]))  # it ends with the caller, and this process with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
-    if front:
-        signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
-    gc.disable()  # imports make much that lives for ever; collecting it costs seconds
-    try:
+
+    def load() -> None:
         if failed is not None:
             raise failed
         _import_sglang(front=front)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # the log cannot be written
-            traceback.print_exc()  # first: the caller ends this process when it has read the answer
-            sys.stderr.flush()
-        protocol.send(connection, protocol.refusal_of(error))
-        raise
-    _serve(connection, front=front)
+
+    if front:
+        signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
+    _serve(import_or_report(load), front=front)
 
 
 def _serve(connection: socket.socket, *, front: bool) -> None:
@@ -65,21 +58,10 @@ def _serve(connection: socket.socket, *, front: bool) -> None:
 
 def _import_sglang(*, front: bool) -> None:
     """That which was asked for, with all that engines need of it. Raises what its import raises."""
-    from eagletwin.harness.engines.inside import changes, own_loader
-
     from .. import adapter, kernels
     from ..boot import boot
 
-    if len(sys.argv) > 2:
-        own_loader.install(adapter.PACKAGE)
-    own_loader.note_blocks()
-    if len(sys.argv) > 4:
-        changes.install(sys.argv[4])
-    boot.import_sglang(front=front)
-    if len(sys.argv) > 2:
-        own_loader.confirm(adapter.PACKAGE, *sys.argv[2:4])
-    else:
-        own_loader.confirm_installed(adapter.PACKAGE)
+    import_named(adapter.PACKAGE, sys.argv[2:], partial(boot.import_sglang, front=front))
     kernels.precompile()
 
 

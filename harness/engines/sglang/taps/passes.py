@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.arrays import Array, changed_rows
 from eagletwin.harness.core.trace import snapshot
 
 from ..compat import workers
@@ -285,16 +285,10 @@ class ChangedRows:
                 tensors["window_table"] = self._allocation.window_slots(tensors["table"])
         for name, pool in self._pools.items():
             rows = pool.rows_of(tables)  # of each request [end, 2, L, G, D]
-            for request, end, stored_now, tensors in zip(requests, ends, rows, found, strict=True):
-                before = self._last.get((request.rid, name))
-                known = 0 if before is None else min(end, len(before))
-                at, fresh = np.arange(known, end), stored_now[known:]
-                if before is not None and not (stored_now[:known] == before[:known]).all():
-                    changed = (stored_now[:known] != before[:known]).any((1, 2, 3, 4))
-                    at = np.concatenate([np.flatnonzero(changed), at])
-                    fresh = stored_now[at]
+            for request, stored_now, tensors in zip(requests, rows, found, strict=True):
+                at = changed_rows(stored_now, self._last.get((request.rid, name)))
                 self._last[request.rid, name] = stored_now
-                tensors |= {f"{name}_rows": at, f"{name}_kv": fresh}
+                tensors |= {f"{name}_rows": at, f"{name}_kv": stored_now[at]}
         return found
 
 
