@@ -87,10 +87,10 @@ lint: setup
 	$(BIN)/mypy
 
 # Each list of pins, and the digests of the files that serve one of them: its source, and its wheels for these Pythons on Linux.
-# uv may be any version.
+# uv may be any version. The bundle's machine has 3.12; the machine that packs it may have 3.11.
 lock:
 	mkdir -p build
-	for list in engine:3.11:3.12:3.13 dev:3.11:3.12:3.13 gpu:3.11:3.12 gpu23:3.12 core:3.10:3.11:3.12:3.13; do \
+	for list in engine:3.11:3.12:3.13 dev:3.11:3.12:3.13 gpu:3.11:3.12 gpu23:3.12:3.11 core:3.10:3.11:3.12:3.13; do \
 	  name=$${list%%:*}; lock=requirements/$$name.lock; set -e -- $$(echo $${list#*:} | tr : ' '); \
 	  $(UV) pip compile --quiet $$([ $$name = core ] && echo --universal || echo --no-deps) --generate-hashes --no-annotate \
 	    --no-header --python-version $$1 requirements/$$name.in --output-file $$lock; \
