@@ -21,6 +21,7 @@ from eagletwin.harness.core.run_spec import CPU
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines import protocol, start
 from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.engines.sglang.compat import state_layers
 from eagletwin.harness.engines.sglang.stand_ins import stubs
 from eagletwin.harness.engines.sglang.stand_ins.late_copies import CopyEvent, CopyStream, stream, transfer_kv_direct
 from eagletwin.harness.engines.source import INSTALLED, Source
@@ -362,3 +363,17 @@ def test_a_trace_lists_them_whatever_its_process_has_served_before(busy_trace: T
 
 def stubbed(engine: EngineInfo) -> list[str]:
     return [shim for shim in engine.shims if shim.endswith(": a stub, which raises when it is called")]
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_with_a_torch_for_cuda_the_cpu_is_the_device_where_none_is_named(
+    cuda: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang asks it for the stream of a capture: CUDA's cannot be had in a fork."""
+    shims = list[str]()
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: device or "the accelerator of this torch")
+    state_layers.name_the_cpu(shims)
+    none, named = torch.get_device_module(), torch.get_device_module("cuda")
+    assert (none, named) == ("the accelerator of this torch" if cuda is None else torch.cpu, "cuda")
+    assert len(shims) == (cuda is not None)

@@ -72,6 +72,8 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
     front: the HTTP front end too, on a machine without a GPU."""
     preimport.prepare(mode, front=front)
     stubs.come_first()
+    if mode.device == "cpu":
+        state_layers.name_the_cpu(SHIMS)
     for name in (
         "sglang.srt.managers.scheduler",
         "sglang.srt.speculative.eagle_worker_v2",

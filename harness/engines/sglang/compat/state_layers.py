@@ -31,6 +31,15 @@ _WRITE_CUDA = ("sglang.srt.speculative.eagle_info", "sglang.srt.speculative.mult
 _WRITE_CUDA_FOR_STATES = ("sglang.srt.mem_cache.memory_pool",)
 
 
+def name_the_cpu(shims: list[str]) -> None:
+    """Let torch.get_device_module() be the CPU's with a torch for CUDA, which names a GPU although none may be used. Before
+    SGLang is imported."""
+    if torch.version.cuda is not None:
+        asked = torch.get_device_module
+        torch.get_device_module = lambda device=None: torch.cpu if device is None else asked(device)  # type: ignore[assignment]
+        shims.append("torch.get_device_module: the CPU's where none is named")
+
+
 def let_cuda_be_the_cpu(shims: list[str]) -> None:
     """Let torch.full and torch.empty make on the CPU what is asked for on "cuda", where this SGLang asks for it."""
     _replace(("full", "empty"), _WRITE_CUDA, shims)
@@ -78,10 +87,6 @@ def _complete_delta(shims: list[str]) -> None:
         norm: Any = importlib.import_module(_NORM)
         norm._get_sm_count = lambda device: 1
         shims.append(f"{_NORM}: one processor, so that a block has several rows")
-    if torch.version.cuda is not None:  # it names a GPU although none may be used
-        asked = torch.get_device_module
-        torch.get_device_module = lambda device=None: torch.cpu if device is None else asked(device)  # type: ignore[assignment]
-        shims.append("torch.get_device_module: the CPU's where none is named")
     shims.append("gdn_triton.chunk_gated_delta_rule (prefill alone): sgl_kernel.py, the recurrence in torch")
 
 
