@@ -225,7 +225,7 @@ def report_of(folder: str) -> str:
 ## Reproduction
 
 [{test}]({test}) runs SGLang's own code on a CPU, without a checkpoint.
-In a checkout of SGLang and an environment that it was installed in with its dependencies, with this folder at `FINDING`:
+In a checkout of SGLang, installed with `pip install -e python`, and with this folder at `FINDING`:
 
 ```
 python FINDING/{test}     # fails

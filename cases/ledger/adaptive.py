@@ -130,7 +130,7 @@ cache_steps=layer_cache.intermediate_ssm.shape[1],""",
             "bonus-tokens-in-int64",
             "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
             f"{_HANDED_ON},",
-            f"# verify leaves int32, and its own kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
+            f"# Verify produces int32, but its kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
         ),
         case=small_case(
             Request(id="a", prompt=(7,), max_new_tokens=3),  # a token of the prefill, and of two rounds

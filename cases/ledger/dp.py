@@ -41,7 +41,7 @@ IDLE = small_patch(
     "idle-verify-without-a-plan",
     _TRITON,
     "if spec_info is None or spec_info.kv_indptr is None:",
-    """# An idle batch may have verify's input, which has none.
+    """# An idle batch may have verify's input, which lacks it.
 if getattr(spec_info, "kv_indptr", None) is None:""",
 )
 PLAN = Patch(

@@ -117,8 +117,8 @@ PARENTS = Entry(
         "parents-of-all-layers",
         f"{_DRAFTER}._draft_forward_organize",
         "(tree_info[2].size(0), 1),",
-        """# The tree kernels step from one request's parents to the next
-# by topk * (num_steps - 1) + 1.
+        """# The stride of the tree kernels between requests is
+# topk * (num_steps - 1) + 1.
 (tree_info[2].size(0), self.topk),""",
     ),
     case=small_case(

@@ -63,7 +63,7 @@ PAUSE = _entry(
                 )
                 self.running_batch = plan.running_batch
                 self.mbs[mb_id] = plan.batch_to_run""",
-        """# What is under way comes back in a pause, and nothing follows it.
+        """# Batches in flight complete during a pause; no new one starts.
 self.mbs[mb_id] = None
 if not self._engine_paused:
     plan = self.get_next_batch_to_run(
@@ -87,7 +87,7 @@ HIDDEN = _entry(
                 target=f"{_MIXIN}._pp_prepare_tensor_dict",
                 match="draft_input = result.next_draft_input",
                 replacement="""if batch.return_hidden_states:
-    # The first stage answers requests, and the last one has their states.
+    # The first stage answers requests, but the last one has their states.
     tensor_dict["returned_hidden_states"] = result.logits_output.hidden_states
     tensor_dict["extend_input_len_per_req"] = result.extend_input_len_per_req
 draft_input = result.next_draft_input""",
@@ -124,7 +124,7 @@ MIXED = _entry(
         "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
         "new_batch.decoding_reqs = running_batch.reqs",
         """new_batch.decoding_reqs = running_batch.reqs
-# Each of them is given a token, whatever its chunks are.
+# Each of them gets a token, whatever its chunks are.
 new_batch.contains_last_prefill_chunk = True""",
     ),
 )
@@ -148,8 +148,8 @@ EMPTY = _entry(
             Edit(
                 target=_ADD_CHUNK,
                 match="if self.kv_shard_granule:",
-                replacement="""# In a pipeline the rows that decode in this micro-batch may take the
-# whole budget. A chunk is never empty: it reads one token above it.
+                replacement="""# In a pipeline this micro-batch's running requests may take the whole
+# budget. A chunk is never empty: it may exceed the budget by a token.
 _rem_tokens = max(_rem_tokens, 1)
 if self.kv_shard_granule:""",
             ),

@@ -226,8 +226,8 @@ HIDDEN = Entry(
             Edit(
                 target=_DECODE,
                 match="if req.grammar is not None:",
-                replacement=f"""# Ends a turn of a session, which cuts output_ids to finished_len: what is
-# counted from the end of output_ids must have been collected before.
+                replacement=f"""# Ends a turn of a session, which cuts output_ids to finished_len: values
+# counted from the end of output_ids must be collected before.
 {_FINISH}if req.grammar is not None:""",
             ),
         ),

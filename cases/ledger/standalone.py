@@ -101,7 +101,7 @@ KEYS = small_patch(
     "standalone-keys-in-pairs",
     "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache",
     "is_eagle=spec_algorithm.is_eagle(),",
-    """# Rows of the draft consume the token behind their own. STANDALONE's worker
+    """# Rows of the draft consume the token after their own. STANDALONE's worker
 # inherits that from EAGLE's.
 is_eagle=spec_algorithm.is_eagle() or spec_algorithm.is_standalone(),""",
 )

@@ -81,7 +81,7 @@ def test_a_patch_that_is_the_candidate_fix_is_made_of_it() -> None:
 
 def test_a_patch_is_compared_by_what_it_does(tmp_path: Path) -> None:
     bug, patch = LEDGER["pipeline-mixed"], tmp_path / "fix.patch"
-    patch.write_text(ledger.fix_of(bug).replace("# Each of them is given", "# Each row is given"))
+    patch.write_text(ledger.fix_of(bug).replace("# Each of them gets", "# Each row gets"))
     assert ledger.says_the_same(bug, patch)
     patch.write_text(ledger.fix_of(bug).replace("last_prefill_chunk = True", "last_prefill_chunk = False"))
     assert not ledger.says_the_same(bug, patch)

@@ -1,4 +1,4 @@
-"""A round without drafts hands verify its tokens in the type that its kernel takes."""
+"""Without drafts, verify gets its tokens in the dtype that its kernel takes."""
 
 import unittest
 from unittest.mock import MagicMock
@@ -14,7 +14,7 @@ TOKENS = [5, 2, 7]
 
 
 def _verify_input(bonus_tokens):
-    """What a round of 0 steps verifies, behind a forward that left these tokens."""
+    """Build verify's input for a round of 0 steps, after a forward left these tokens."""
     worker = MagicMock(spec=EAGLEWorkerV2)
     worker.device = "cpu"
     worker.topk = 1
@@ -43,12 +43,12 @@ class TestTokensOfARoundWithoutDrafts(unittest.TestCase):
             self.assertEqual(getattr(verify_input, name).dtype, torch.int64, name)
         self.assertEqual(verify_input.draft_token.tolist(), TOKENS)
 
-    def test_behind_a_verify(self):
-        # Verify makes its bonus tokens in int32, and without the overlap scheduler
-        # they get to the next round as they are.
+    def test_after_a_verify(self):
+        # Verify produces int32 bonus tokens; without the overlap scheduler the next
+        # round gets them unchanged.
         self._assert_as_the_kernel_takes_it(torch.int32)
 
-    def test_behind_a_prefill_or_with_overlap(self):
+    def test_after_a_prefill_or_with_overlap(self):
         self._assert_as_the_kernel_takes_it(torch.int64)
 
 

@@ -17,8 +17,8 @@ AT_STARTUP, ADAPTIVE = 3, 2  # numbers of draft steps
 
 
 class TestOrderOfCaptures(unittest.TestCase):
-    """All CUDA graphs share one memory pool. What a graph hands out may lie where one
-    that was captured before it works, and is written over when that is replayed."""
+    """All CUDA graphs share one memory pool: a graph's output may share memory with a
+    graph that was captured before it, whose replay overwrites the output."""
 
     def setUp(self):
         self.events = []  # what was done, and the number of steps it was done for
@@ -93,8 +93,8 @@ class TestOrderOfCaptures(unittest.TestCase):
             )
 
     def test_the_target_is_captured_before_the_draft(self):
-        # Draft extend is replayed between verify and the copy of verify's hidden
-        # states to the host.
+        # Draft extend is replayed between verify and the copy of its hidden states
+        # to the host.
         self._build()
         captured = [what for what, _ in self.events if what.endswith("graphs")]
         self.assertEqual(captured, ["target graphs", "draft graphs"])

@@ -1,4 +1,4 @@
-"""A round without drafts samples from the target where the draft samples too."""
+"""A round without drafts samples from the target under rejection sampling."""
 
 import os
 
@@ -24,7 +24,7 @@ VOCABULARY = 8
 
 
 def _round_without_drafts(logits):
-    """The tokens that a round of 0 steps commits, of requests that sample."""
+    """Return the tokens that a round of 0 steps commits for sampling requests."""
     bs = len(logits)
     worker = MagicMock(spec=EAGLEWorkerV2)
     worker.device = "cpu"

@@ -37,7 +37,7 @@ def _mixer(projected):
 
 
 def _update(state, x, dt, A, B, C, D, **kwargs):
-    """selective_state_update in plain torch, as its docstring has it."""
+    """selective_state_update in plain torch, after its docstring."""
     buffer = kwargs["intermediate_states_buffer"].flatten(0, 1)
     for request, index in enumerate(kwargs["intermediate_state_indices"].tolist()):
         own = state[kwargs["state_batch_indices"][request]].clone()
@@ -52,7 +52,7 @@ def _update(state, x, dt, A, B, C, D, **kwargs):
 
 
 def _verify(projected, requests, nodes, longest):
-    """What verify of so many nodes leaves in a buffer for rounds of up to `longest`."""
+    """Return the buffer, sized for rounds of `longest` nodes, after verify of `nodes`."""
     cache = MagicMock(spec=MambaPool.SpeculativeState)
     cache.conv = [torch.zeros(requests + 1, CHANNELS, 3)]
     cache.temporal = torch.zeros(requests + 1, HEADS, DIM, STATE)

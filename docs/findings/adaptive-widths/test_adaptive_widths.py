@@ -24,7 +24,7 @@ def _worker():
 
 
 def _lengths_while_captured(width):
-    """extend_seq_lens of a runner of this width, as its capture sees them"""
+    """Return extend_seq_lens of a runner of this width, as its capture sees it."""
     seen = []
     mocked = {
         "deployment_attn_dp_size": 1,

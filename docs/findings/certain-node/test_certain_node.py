@@ -1,4 +1,4 @@
-"""A draft tree's selected nodes hang together where the draft is certain of a token."""
+"""A draft tree selects each node with its parent, even if the draft is certain."""
 
 import unittest
 
@@ -11,9 +11,9 @@ register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 
 
 def _grow(probabilities):
-    """What draft_forward hands on of one request.
+    """Return draft_forward's lists for one request.
 
-    probabilities: of each step [branches, topk], best first; step 0 has one branch.
+    probabilities: one [branches, topk] per step, best first; step 0 has one branch.
     """
     topk = probabilities[0].shape[-1]
     value = probabilities[0].flatten()
@@ -32,7 +32,7 @@ def _grow(probabilities):
 
 
 def _random_tree(seed, topk, num_steps):
-    """In each step but the first, one branch is certain of its best token."""
+    """In each step except the first, one branch is certain of its best token."""
     generator = torch.Generator().manual_seed(seed)
     steps = []
     for step in range(num_steps):
@@ -47,7 +47,7 @@ def _random_tree(seed, topk, num_steps):
 
 class TestSelectedNodes(unittest.TestCase):
     def _select(self, requests, num_draft_token):
-        """Of each request the selected candidates and their parents; -1 is the root."""
+        """Return the selected candidates and their parents; -1 is the root."""
         topk = requests[0][0].shape[-1]
         lists = zip(*(_grow(request) for request in requests))
         parents, selected, tokens = organize_draft_results(
@@ -91,7 +91,7 @@ class TestSelectedNodes(unittest.TestCase):
                 self._assert_tree([request], num_draft_token)
 
     def test_different_values_are_selected_as_before(self):
-        """The best candidates, whatever their numbers are."""
+        """Without ties the best candidates are selected, whatever their indices."""
         request = [
             torch.tensor([[0.7, 0.2]]),
             torch.tensor([[0.6, 0.3], [0.9, 0.05]]),

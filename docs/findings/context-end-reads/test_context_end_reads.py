@@ -1,4 +1,4 @@
-"""In CUDA graphs FlashAttention finds a request's drafts beyond its context length."""
+"""With CUDA graphs FlashAttention finds a request's drafts beyond its context length."""
 
 import os
 
@@ -29,7 +29,7 @@ NUM_DRAFT_TOKENS = 5
 
 
 def _make_backend(page_size, max_bs):
-    """The backend of a target with its CUDA graph state, on rows that hold their slots."""
+    """Build a target's backend with its CUDA graph state; rows hold their slots."""
     with (
         get_context().override_server_args(
             speculative_algorithm="EAGLE",
@@ -46,7 +46,7 @@ def _make_backend(page_size, max_bs):
             attn_dp_enabled=False,
         ),
     ):
-        # As KVCacheConfigurator makes it: with room for drafts behind the context.
+        # As KVCacheConfigurator builds it: with room for drafts after the context.
         row_len = CONTEXT_LEN + get_req_to_token_extra_context_len()
         pool = ReqToTokenPool(max_bs, row_len, "cpu", enable_memory_saver=False)
         stride = row_len + -row_len % page_size
@@ -74,9 +74,9 @@ def _make_backend(page_size, max_bs):
 
 class TestPageTablesOfCudaGraphs(unittest.TestCase):
     def _assert_reads_own_pages(self, forward_mode, seq_lens, page_size=1):
-        """What FlashAttention reads of a page table are the pages of the request.
+        """FlashAttention reads only the request's own pages of a page table.
 
-        seq_lens: of the requests as the batch has them, before verify's drafts.
+        seq_lens: the batch's lengths, before verify's drafts.
         """
         bs = len(seq_lens)
         backend = _make_backend(page_size, max_bs=bs)
@@ -110,15 +110,15 @@ class TestPageTablesOfCudaGraphs(unittest.TestCase):
         req_to_token = backend.req_to_token
         for n, length in enumerate(read):
             expected = (req_to_token[n + 1, :length:page_size] // page_size).tolist()
-            begin = n * width  # the kernel goes on behind the row's end
+            begin = n * width  # the kernel continues past the row's end
             self.assertEqual(entries[begin : begin + len(expected)], expected)
 
     def test_verify_at_the_end_of_the_context(self):
         # Without overlap a request's last round begins four tokens before the end.
         self._assert_reads_own_pages(ForwardMode.TARGET_VERIFY, [12, 3])
 
-    def test_verify_behind_the_end_of_the_context(self):
-        # With overlap a request that is done takes part in one more round.
+    def test_verify_after_the_end_of_the_context(self):
+        # With overlap a finished request takes part in one more round.
         self._assert_reads_own_pages(ForwardMode.TARGET_VERIFY, [16, 3])
 
     def test_verify_in_the_last_row(self):

@@ -34,7 +34,7 @@ class _Translator(SimpleNamespace):
 
 
 def _decode(q, keys, values, lengths):
-    """The rows that the backend lists, and its decode kernel on them."""
+    """Run the decode kernel on the rows that the backend lists."""
     bs = len(lengths)
     indptr, indices, _, _ = update_sliding_window_buffer(
         torch.zeros(bs + 1, dtype=torch.int32),

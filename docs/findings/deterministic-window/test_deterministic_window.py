@@ -26,7 +26,7 @@ DRAFTS = 4
 
 
 def _expected(q, prefix, extend, window):
-    """Plain attention: a draft of a chain sees itself and so many rows before it."""
+    """Plain attention: a draft of a chain sees itself and `window` rows before it."""
     rows = []
     for n in range(DRAFTS):
         end = len(prefix[0]) + n + 1
@@ -40,7 +40,7 @@ def _expected(q, prefix, extend, window):
 
 
 def _causal_masks(prefix_lens):
-    """Of each request the mask of a chain, over its whole prefix and its drafts."""
+    """Return each request's chain mask, over its whole prefix and its drafts."""
     masks = []
     for length in prefix_lens:
         mask = torch.ones(DRAFTS, length + DRAFTS, dtype=torch.bool)
@@ -49,7 +49,7 @@ def _causal_masks(prefix_lens):
 
 
 def _verify(q, buffers, slots, out_slots, prefix_lens, window):
-    """The Triton backend's deterministic verify of one chain for each request."""
+    """Run the Triton backend's deterministic verify, one chain per request."""
     bs = len(prefix_lens)
     kept = [own[-window:] for own in slots]
     masks = _causal_masks(prefix_lens)

@@ -25,7 +25,7 @@ HEADS, HEAD_DIM, SPLITS = 2, 16, 4
 
 
 def _draft_step(lens, topk):
-    """The batch of a draft step, of requests with so many rows."""
+    """Build the batch of a draft step, for requests with these numbers of rows."""
     rows = len(lens) * topk
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
@@ -49,7 +49,7 @@ def _draft_step(lens, topk):
 
 
 def _pad(forward_batch, of_ranks, attn_tp_size):
-    """What ModelRunner does before each eager forward; this rank is the first."""
+    """Pad as ModelRunner does before each eager forward; this rank is the first."""
     forward_batch.global_num_tokens_cpu = list(of_ranks)
     forward_batch.global_num_tokens_for_logprob_cpu = list(of_ranks)
     forward_batch.global_num_tokens_gpu = torch.tensor(of_ranks)
@@ -78,7 +78,7 @@ def _pad(forward_batch, of_ranks, attn_tp_size):
 
 
 def _decode(q, pool, slots, forward_batch):
-    """Attention of a padded step, with the plan that was made for `slots`."""
+    """Run attention of a padded step with the plan for `slots`."""
     planned = len(slots)
     backend = MagicMock(spec=TritonAttnBackend)
     backend.decode_attention_fwd = decode_attention_fwd
@@ -124,7 +124,7 @@ def _decode(q, pool, slots, forward_batch):
 
 class TestPaddedDraftStep(unittest.TestCase):
     def _assert_decodes(self, lens, of_ranks, padded=None, topk=1, attn_tp_size=1):
-        # padded: how many rows there are, where that is not for the fix to decide
+        # padded: the number of rows, where the fix does not decide it
         torch.manual_seed(0)
         forward_batch = _draft_step(lens, topk)
         _pad(forward_batch, of_ranks, attn_tp_size)

@@ -35,7 +35,7 @@ def _make_backend():
 
 
 def _plan(spec_info, padded_bs):
-    """The plan of an idle batch, which DP attention may have padded."""
+    """Plan an idle batch, which DP attention may have padded."""
     backend = _make_backend()
     seq_lens = torch.ones(padded_bs, dtype=torch.int64)
     backend.init_forward_metadata(
@@ -63,7 +63,7 @@ class TestIdleVerify(unittest.TestCase):
                     plan = _plan(make_input(), padded_bs)
                 except AttributeError as error:
                     self.fail(f"the rank ends: {error}")
-                # One row of each request that padding adds.
+                # Each request that padding adds has one row.
                 self.assertEqual(plan.kv_indptr.tolist(), [*range(padded_bs + 1)])
                 self.assertEqual(plan.kv_indices.shape[0], padded_bs)
                 self.assertEqual(plan.attn_logits.shape[0], padded_bs)

@@ -12,7 +12,7 @@ register_cpu_ci(est_time=5, suite="base-a-test-cpu")
 
 
 def _rows_copied(dst, src, offset_src):
-    """Rows that the kernel copies, where five are counted"""
+    """Return the rows that the kernel copies if the count is five."""
     kernel = MagicMock()
     with patch.object(module, "memcpy_triton_kernel", kernel):
         module.memcpy_triton(dst, src, 0, torch.tensor(1), torch.tensor(5), offset_src)

@@ -1,4 +1,4 @@
-"""With gathered buffers a multi-layer draft proposes by the logits of accepted rows."""
+"""With gathered buffers a multi-layer draft proposes from the logits of accepted rows."""
 
 import contextlib
 import unittest
@@ -41,7 +41,7 @@ class _Runner:
         ).float()
         if spec_info.select_index is not None:
             logits = logits[spec_info.select_index]
-        # As LogitsProcessor: a rank's share of the gathered buffer is so long.
+        # As LogitsProcessor: this is a rank's share of the gathered buffer.
         _, (gathered,) = spec_scale_global_num_tokens(spec_info, [bs], [bs])
         logits[gathered:] = 0
         return SimpleNamespace(
@@ -71,7 +71,7 @@ def _make_worker(num_front_tokens):
 
 
 def _proposals(accept_lens, gathers, num_front_tokens):
-    """Of each request the token that each layer proposes."""
+    """Return the token that each layer proposes for each request."""
     bs = len(accept_lens)
     width = WIDTH + num_front_tokens
     rows = bs * width

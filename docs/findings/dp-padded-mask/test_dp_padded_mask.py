@@ -18,13 +18,13 @@ from sglang.test.ci.ci_register import register_cpu_ci
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 TOPK, NODES, NUM_STEPS = 2, 3, 1
-# Of a root with two children: the links of the tree, and who sees whom.
+# A root with two children: the tree's links, and which node sees which.
 NEXT_TOKEN, NEXT_SIBLING = [1, -1, -1], [-1, 2, -1]
 SEEN = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 
 
 def _verify(lens):
-    """The batch of a verify, of requests of so many tokens."""
+    """Build the batch of a verify, for requests with these numbers of tokens."""
     if not lens:
         spec_info = EagleVerifyInput.create_idle_input(TOPK, NUM_STEPS, NODES, "cpu")
     else:
@@ -63,7 +63,7 @@ def _verify(lens):
 
 
 def _pad(forward_batch, of_ranks, hybrid):
-    """What ModelRunner does before each eager forward; this rank is the first."""
+    """Pad as ModelRunner does before each eager forward; this rank is the first."""
     rows = [bs * NODES for bs in of_ranks]
     forward_batch.global_num_tokens_cpu = list(rows)
     forward_batch.global_num_tokens_for_logprob_cpu = list(rows)
@@ -94,7 +94,7 @@ def _pad(forward_batch, of_ranks, hybrid):
 
 
 def _plan(forward_batch):
-    """The Triton backend's plan."""
+    """Return the Triton backend's plan."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     backend.device = "cpu"
     backend.dllm_attention = backend.window_kv_indptr = None
@@ -108,7 +108,7 @@ def _plan(forward_batch):
 
 
 def _plan_of_states(forward_batch):
-    """The plan of layers that keep a state."""
+    """Return the plan of layers that keep a state."""
     backend = MagicMock(spec=MambaAttnBackendBase)
     backend.device = "cpu"
     backend.topk = TOPK
@@ -126,7 +126,7 @@ class TestPaddedVerify(unittest.TestCase):
         bs = max(of_ranks)
         self.assertEqual(plan.qo_indptr.shape[0], bs + 1)
         self.assertEqual(plan.mask_indptr[len(lens)], own.shape[0])
-        # Masks of all requests, one behind the other, are in the buffer.
+        # The buffer holds the masks of all requests, one after the other.
         self.assertGreaterEqual(plan.custom_mask.shape[0], plan.mask_indptr[-1].item())
         self.assertTrue(torch.equal(plan.custom_mask[: own.shape[0]], own))
 

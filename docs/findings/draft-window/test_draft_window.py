@@ -25,7 +25,7 @@ HEAD_DIM = 16
 
 
 def _drafter():
-    """The model with this window; its layers and its head are not of interest."""
+    """Build the model with this window; its layers and its head do not matter."""
     layer = SimpleNamespace(
         self_attn=SimpleNamespace(attn=SimpleNamespace(sliding_window_size=-1))
     )
@@ -46,7 +46,7 @@ def _drafter():
 
 
 def _seen_by_extend(window):
-    """How many rows each row of a prompt attends to: all scores are equal."""
+    """Count the rows that each row of a prompt attends to: all scores are equal."""
     zeros = torch.zeros(ROWS, 1, HEAD_DIM)
     values = torch.eye(ROWS, HEAD_DIM)[:, None]
     out = torch.empty(ROWS, 1, HEAD_DIM)
@@ -73,7 +73,7 @@ def _seen_by_extend(window):
 
 
 def _seen_by_draft_decode(window, num_steps=3):
-    """How many rows each step of draft decode attends to, behind ROWS rows."""
+    """Count the rows that each step of draft decode attends to, after ROWS rows."""
     indices = torch.zeros(num_steps, window * 2, dtype=torch.int64)
     indptr = torch.zeros(num_steps, 2, dtype=torch.int32)
     generate_draft_decode_window_kv_indices[(num_steps, 1, 1)](

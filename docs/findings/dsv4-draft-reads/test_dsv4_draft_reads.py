@@ -63,7 +63,7 @@ def _backend(req_to_token):
 
 
 def _planned():
-    """Slots that each step writes and reads, of each request."""
+    """Return the slots that each step writes and reads, per request."""
     table = torch.arange(len(COMMITTED) * COLUMNS, dtype=torch.int32).view(-1, COLUMNS)
     slots = [table[r, m : m + NUM_STEPS] for r, m in enumerate(COMMITTED)]
     lengths = torch.tensor(COMMITTED)

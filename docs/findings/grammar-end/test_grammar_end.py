@@ -28,7 +28,7 @@ A, B, END = range(3)
 
 
 class _Processed(Exception):
-    """Leaves the processor where the end of the request was looked for."""
+    """Leaves the processor after it looked for the end of the request."""
 
 
 class _Req(Req):

@@ -1,4 +1,4 @@
-"""The mask of a grammar falls on its own row of logits, however far rows are apart."""
+"""A grammar's mask applies to its own row of logits, whatever the row stride is."""
 
 import os
 
@@ -19,7 +19,7 @@ FORBIDDEN = float("-inf")
 
 
 def _pack(allowed):
-    """One bit a token, 32 in an integer, as grammar backends pack them."""
+    """Pack one bit per token, 32 per integer, as grammar backends do."""
     words = []
     for begin in range(0, VOCAB_SIZE, 32):
         word = sum(1 << (n - begin) for n in allowed if begin <= n < begin + 32)
@@ -29,9 +29,9 @@ def _pack(allowed):
 
 class TestMaskOfAGrammar(unittest.TestCase):
     def _assert_own_tokens_alone(self, padded, allowed, indices=None):
-        """padded: a row of logits for each request, cut to the vocabulary here.
+        """padded: one row of logits per request, cut to the vocabulary here.
 
-        allowed: tokens of each request; None where no mask is to be applied.
+        allowed: tokens per request; None if no mask applies.
         """
         logits = padded[:, :VOCAB_SIZE]
         before = padded.clone()
@@ -45,7 +45,7 @@ class TestMaskOfAGrammar(unittest.TestCase):
                 refused = [n for n in range(VOCAB_SIZE) if n not in tokens]
                 expected[refused] = FORBIDDEN
             self.assertEqual(logits[row].tolist(), expected.tolist())
-        # What is behind the vocabulary is nobody's.
+        # The columns after the vocabulary belong to no row.
         self.assertTrue(
             torch.equal(padded[:, VOCAB_SIZE:], before[:, VOCAB_SIZE:]),
             "the padding was written to",

@@ -1,4 +1,4 @@
-"""Under rejection sampling a multi-layer draft proposes its argmax to a greedy request."""
+"""Under rejection sampling a multi-layer draft proposes its argmax to greedy requests."""
 
 import contextlib
 import unittest
@@ -43,7 +43,7 @@ def _logits_output():
 
 
 class _GraphRunner:
-    """Replays a layer's graph, behind which the worker samples."""
+    """Replays a layer's graph; the worker samples after it."""
 
     rotates_in_graph = False
     prune_draft_extend_logits = True
@@ -143,7 +143,7 @@ def _decode(top_k, graph):
 
 class TestGreedyDraftsOfLayers(unittest.TestCase):
     def setUp(self):
-        # torch.multinomial draws, since a CPU cannot launch row_argmax.
+        # torch.multinomial samples, since a CPU cannot launch row_argmax.
         multinomial = envs.SGLANG_OPT_USE_GUMBEL_SAMPLE.override(False)
         multinomial.__enter__()
         self.addCleanup(multinomial.__exit__, None, None, None)
@@ -152,7 +152,7 @@ class TestGreedyDraftsOfLayers(unittest.TestCase):
     def _assert_greedy(self, draft_input):
         self.assertEqual(draft_input.topk_index.shape, (BS, NUM_STEPS))
         self.assertEqual(draft_input.topk_index.unique().tolist(), [BEST])
-        # Verify is handed the probability of the token that is proposed.
+        # Verify gets the probability of the proposed token.
         q = draft_input.draft_probs.gather(2, draft_input.topk_index.unsqueeze(2))
         torch.testing.assert_close(draft_input.topk_p, q.squeeze(2))
 

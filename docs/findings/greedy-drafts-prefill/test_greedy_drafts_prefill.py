@@ -20,7 +20,7 @@ BEST = 7
 
 
 def _prefill(top_ks, rejection_sampling=True):
-    """Prefill one token of each request; the draft has no clear best."""
+    """Prefill one token per request; the draft has no clear best."""
     logits = torch.zeros(BS, VOCAB_SIZE)
     logits[:, BEST] = 0.1
     logits_output = SimpleNamespace(
@@ -57,7 +57,7 @@ def _prefill(top_ks, rejection_sampling=True):
 
 class TestGreedyDraftsAfterPrefill(unittest.TestCase):
     def setUp(self):
-        # torch.multinomial draws, since a CPU cannot launch row_argmax.
+        # torch.multinomial samples, since a CPU cannot launch row_argmax.
         multinomial = envs.SGLANG_OPT_USE_GUMBEL_SAMPLE.override(False)
         multinomial.__enter__()
         self.addCleanup(multinomial.__exit__, None, None, None)
@@ -67,7 +67,7 @@ class TestGreedyDraftsAfterPrefill(unittest.TestCase):
         draft_input = _prefill(torch.ones(BS, dtype=torch.int32))
         self.assertEqual(draft_input.topk_index.shape, (BS, 1))
         self.assertEqual(draft_input.topk_index.unique().tolist(), [BEST])
-        # Verify is handed the probability of the token that is proposed.
+        # Verify gets the probability of the proposed token.
         q = draft_input.draft_probs.gather(1, draft_input.topk_index)
         torch.testing.assert_close(draft_input.topk_p, q)
 

@@ -1,4 +1,4 @@
-"""A grammar of llguidance that refuses a token stays as it was, as one of xgrammar does."""
+"""llguidance's grammar is unchanged after it rejects a token, as xgrammar's is."""
 
 import unittest
 
@@ -25,7 +25,7 @@ class TestGuidanceRefused(unittest.TestCase):
         return grammar
 
     def allowed(self, grammar):
-        """The tokens of its next mask; None if it raises."""
+        """Return the tokens of the next mask, or None if it raises."""
         mask = allocate_token_bitmask(1, self.tokenizer.vocab_size)
         try:
             grammar.fill_vocab_mask(mask, 0)

@@ -1,4 +1,4 @@
-"""With llguidance a mask does not depend on tokens that were taken back."""
+"""With llguidance a mask does not depend on tokens that were rolled back."""
 
 import unittest
 
@@ -20,7 +20,7 @@ A, B, C, D, AB, BA, END = range(len(TOKENS))
 
 
 class _Letters:
-    """A tokenizer, as far as llguidance asks one."""
+    """The part of a tokenizer that llguidance uses."""
 
     is_tokenizer_wrapper = True
     eos_token_id, bos_token_id = END, None

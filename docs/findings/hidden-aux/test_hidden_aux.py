@@ -1,4 +1,4 @@
-"""Next to an EAGLE-3 head, return_hidden_states gives the target's last layer."""
+"""With an EAGLE-3 head, return_hidden_states returns the target's last layer."""
 
 import unittest
 from types import SimpleNamespace

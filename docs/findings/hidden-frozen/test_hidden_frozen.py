@@ -14,7 +14,7 @@ register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 
 def _after_a_draft(wanted):
-    """(return_hidden_states of the batch, the same as the draft's own forward had it)"""
+    """Return the batch's return_hidden_states after a draft, and the draft forward's."""
     batch = MagicMock(
         spec_info=FrozenKVMTPDraftInput(),
         forward_mode=ForwardMode.DECODE,

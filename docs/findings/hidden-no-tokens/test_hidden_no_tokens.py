@@ -1,4 +1,4 @@
-"""A request of no new tokens is given its prompt's hidden states, if it wants all."""
+"""A request without new tokens gets its prompt's hidden states, if it wants all."""
 
 import unittest
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ PROMPT = [[0.0], [1.0]]  # its rows, in one entry
 
 
 def _given(wanted, entries, *, tokens, most):
-    """What a request that ends with so many tokens, and wanted `most`, is given."""
+    """Return the states of a request that ends with this many tokens and wants `most`."""
     req = MagicMock(
         beam_group=None,
         stream=False,
@@ -59,7 +59,7 @@ class TestHiddenNoTokens(unittest.TestCase):
     def test_the_last_of_a_prompt(self):
         self.assertEqual(_given("last", [[1.0]], tokens=0, most=0), [1.0])
 
-    def test_what_verify_commits_behind_the_end_is_cut(self):
+    def test_what_verify_commits_after_the_end_is_cut(self):
         entries = [PROMPT, [2.0], [3.0]]
         self.assertEqual(_given(True, entries, tokens=2, most=2), entries[:2])
 

@@ -1,4 +1,4 @@
-"""return_hidden_states gives the rows of the whole prompt, and then one a token."""
+"""return_hidden_states returns the rows of the whole prompt, then one per token."""
 
 import unittest
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def _request(output_ids=(), hidden_states=()):
 
 
 def _chunk(req, rows, *, last):
-    """A batch of one request is over, of which row n is [n]."""
+    """Finish a batch of one request; its row n is [n]."""
     SchedulerBatchResultProcessor._append_prefill_hidden_states(
         None,
         req=req,

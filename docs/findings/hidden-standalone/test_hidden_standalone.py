@@ -1,4 +1,4 @@
-"""STANDALONE captures the target's hidden states where requests ask for them."""
+"""STANDALONE captures the target's hidden states if requests ask for them."""
 
 import unittest
 from unittest.mock import MagicMock, patch

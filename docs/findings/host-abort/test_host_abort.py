@@ -1,4 +1,4 @@
-"""A request is not aborted for KV that is only locked until its copy to the host is done."""
+"""No request is aborted for KV that is only locked until its copy to the host is done."""
 
 import unittest
 from unittest.mock import MagicMock, patch

@@ -1,4 +1,4 @@
-"""A hierarchical cache keeps the rows of every draft layer, whatever the draft's configuration says."""
+"""A hierarchical cache keeps the rows of every draft layer, with any draft config."""
 
 import unittest
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def _runner(pool, nextn_layers):
 
 
 def _plan(pools, nextn_layers):
-    """Of a draft with a runner for each pool."""
+    """Plan a draft that has a runner per pool."""
     runners = tuple(_runner(pool, nextn_layers) for pool in pools)
     worker = SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=_runner(None, nextn_layers)),

@@ -1,4 +1,4 @@
-"""Where layers keep a state, too, the prefix cache hands on a row only with its token."""
+"""With layers that keep a state, too, the prefix cache matches a row only with its token."""
 
 import unittest
 from array import array
@@ -18,7 +18,7 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=12, suite="base-a-test-cpu")
 
-TRACKED = 4  # a state is kept behind so many tokens
+TRACKED = 4  # a state is stored after this many tokens
 PROMPT = [7, 19, 3, 21, 5, 6, 8]
 SLOT = torch.tensor([1])
 
@@ -30,7 +30,7 @@ class TestPrefixCacheKeysBesideStates(unittest.TestCase):
         self.addCleanup(override.restore)
 
     def _build_cache(self, backend, is_eagle):
-        """The prefix cache of a model with attention and with layers that keep a state."""
+        """Build the prefix cache of a model with attention and layers that keep a state."""
         pool = MagicMock(
             spec=HybridReqToTokenPool,
             req_to_token=torch.arange(16).view(1, 16),
@@ -54,7 +54,7 @@ class TestPrefixCacheKeysBesideStates(unittest.TestCase):
         )
 
     def _keep(self, cache, tokens, computed, finished):
-        """A request that has these tokens, and rows of the first `computed`."""
+        """Cache a request with these tokens and the first `computed` rows."""
         kv = SimpleNamespace(
             req_pool_idx=0,
             cache_protected_len=0,
@@ -81,7 +81,7 @@ class TestPrefixCacheKeysBesideStates(unittest.TestCase):
     def _assert_hit(
         self, prompt, rows, *, known=7, computed=6, finished=True, is_eagle=True
     ):
-        """How many rows a prompt is handed of a request that knows so many tokens of PROMPT."""
+        """A prompt reuses this many rows of a request that knows `known` tokens of PROMPT."""
         for backend in ("rust", "python"):
             with self.subTest(backend=backend):
                 cache = self._build_cache(backend, is_eagle)
@@ -92,23 +92,23 @@ class TestPrefixCacheKeysBesideStates(unittest.TestCase):
                 self.assertEqual(found.device_prefix_len, rows)
 
     def test_prompts_that_part_at_a_state(self):
-        # The draft's row 3 was made of PROMPT[4], and so is of no use to the other.
+        # The draft's row 3 was computed from PROMPT[4]: the other cannot use it.
         for finished in (False, True):
             with self.subTest(finished=finished):
                 self._assert_hit([7, 19, 3, 21, 9, 6], 0, finished=finished)
 
-    def test_prompts_that_part_behind_a_state(self):
+    def test_prompts_that_part_after_a_state(self):
         for finished in (False, True):
             with self.subTest(finished=finished):
                 self._assert_hit([7, 19, 3, 21, 5, 9], TRACKED, finished=finished)
 
     def test_a_chunk_that_ends_at_a_state(self):
-        # The next token is the prompt's, and known.
+        # The next token is the prompt's, so it is known.
         prompt = [7, 19, 3, 21, 5, 9]
         self._assert_hit(prompt, TRACKED, computed=TRACKED, finished=False)
 
     def test_a_prompt_that_ends_at_a_state(self):
-        # The next token is not known: the state behind 4 tokens is not one behind 3.
+        # The next token is not known: 4 tokens make only 3 pairs.
         for finished in (False, True):
             with self.subTest(finished=finished):
                 self._assert_hit(

@@ -1,4 +1,4 @@
-"""A request that samples where no token is allowed takes no other request with it."""
+"""A sampling request for which no token is allowed ends no other request."""
 
 import unittest
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def _sampler():
 
 
 def _sampled(rows, top_ps, top_ks):
-    """The tokens of a batch with these logits, or None where the sampler raises."""
+    """Return the tokens of a batch with these logits, or None if the sampler raises."""
     sampling_info = SamplingBatchInfo(
         temperatures=torch.ones(len(rows), 1),
         top_ps=torch.tensor(top_ps),

@@ -1,4 +1,4 @@
-"""Each draft step's row of KV indices holds the tokens of the step itself, too."""
+"""Each draft step's row of KV indices has room for the step's own tokens."""
 
 import unittest
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ CONTEXT_LEN = 16
 
 
 class _Kernel:
-    """Stands for generate_draft_decode_kv_indices: keeps how long a row it is given."""
+    """Stands for generate_draft_decode_kv_indices: keeps the length of its row."""
 
     def __getitem__(self, grid):
         def launch(row_ids, ids, seq_lens, kv_indices, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Logprobs of a prompt name the tokens of the prompt, the vocabulary's last one too."""
+"""Prompt logprobs name the prompt's tokens, even the vocabulary's last one."""
 
 import unittest
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ VOCAB_SIZE = 96
 
 
 def _named(prompt, start):
-    """The ids that go with the logprobs of a prompt."""
+    """Return the ids that go with a prompt's logprobs."""
     processor = SchedulerLogprobResultProcessor(
         model_config=SimpleNamespace(vocab_size=VOCAB_SIZE)
     )

@@ -26,9 +26,9 @@ class _Forbid(CustomLogitProcessor):
 
 
 def _predictions(logits, forbidden):
-    """What verify takes for the target's next token after each node.
+    """Return verify's prediction for the token after each node.
 
-    forbidden: the tokens of each request, or None where it has no processor.
+    forbidden: tokens per request, or None for no processor.
     """
     rows = [i for i, token_ids in enumerate(forbidden) if token_ids is not None]
     sampling_info = SamplingBatchInfo(

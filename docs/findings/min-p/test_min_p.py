@@ -17,7 +17,7 @@ TEMPERATURE = 2.0
 
 
 def _sampled_from(logits, min_ps):
-    """The distributions that verify hands to the function that samples."""
+    """Return the distributions that verify passes to the sampling function."""
     sampling_info = SamplingBatchInfo(
         temperatures=torch.full((BS, 1), TEMPERATURE),
         top_ps=torch.ones(BS),
@@ -57,7 +57,7 @@ def _sampled_from(logits, min_ps):
     )
     with (
         patch.object(eagle_utils, "get_spec", return_value=spec),
-        # A CPU verifies greedily, and has no function that samples.
+        # A CPU verifies greedily and has no sampling function.
         patch.object(eagle_utils, "_verify_uses_greedy", return_value=False),
         patch.object(
             eagle_utils, "tree_speculative_sampling_target_only", sample, create=True

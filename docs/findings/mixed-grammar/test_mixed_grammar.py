@@ -44,10 +44,10 @@ class _Sampled(Exception):
 
 
 def _allowed_when_sampling(regex, *, running, mode="extend"):
-    """Tokens that the mask of a running request allows when the target samples.
+    """Return the tokens that a running request's mask allows when the target samples.
 
-    The batch before gave the request an `a`; its result was not processed yet.
-    running: the batch's `decoding_reqs` has the request. mode: of the batch.
+    The previous batch sampled an `a`; its result is not processed yet.
+    running: the batch's `decoding_reqs` has the request. mode: the batch's.
     """
     grammar = _grammar(regex)
     req = MagicMock(inflight_middle_chunks=0, is_retracted=False, grammar=grammar)

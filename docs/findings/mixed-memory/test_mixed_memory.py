@@ -1,4 +1,4 @@
-"""Requests that run join a chunk only where the rest of its prompt still fits beside them."""
+"""Running requests join a chunk only if the rest of its prompt still fits beside them."""
 
 import unittest
 from unittest.mock import MagicMock, patch
@@ -87,7 +87,7 @@ class TestMixedMemory(unittest.TestCase):
         self.assertTrue(_mixed(free=DECODE + 6, rest=6))
 
     def test_the_rest_of_the_prompt_is_counted_in_pages(self):
-        # 3 of 7 tokens are read: the first page is there, the second one is not.
+        # 3 of 7 tokens are read: the first page is allocated, the second is not.
         self.assertFalse(_mixed(free=DECODE, rest=4, page_size=4, done=3))
         self.assertTrue(_mixed(free=DECODE + 4, rest=4, page_size=4, done=3))
 

@@ -1,4 +1,4 @@
-"""A chunk of a model that keeps states ends with a page, also where requests that run take tokens of its budget."""
+"""Models that keep states cut chunks at pages, even if running requests take budget."""
 
 import unittest
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ PROMPT = 194
 
 
 def _chunks(*, page_size, chunk, running, states=True, radix_cache=True):
-    """Where the chunks of a prompt end that follow its first one, which ends at token 64.
+    """Return where a prompt's chunks end after the first one, which ends at token 64.
 
     running: requests that decode in each batch. states: whether the model has Mamba
     or GDN layers.
@@ -50,7 +50,7 @@ def _chunks(*, page_size, chunk, running, states=True, radix_cache=True):
             rem_chunk_tokens=chunk,
             num_mixed_decode_tokens=running,
         )
-        # What the request reads in this step, once its end is set.
+        # The tokens that the request reads in this step, once its end is set.
         req.extend_len = min(chunk - running, PROMPT - req.prefix_len)
         left = adder.add_chunked_req(req)
         ends.append(req.extend_end)
@@ -79,8 +79,8 @@ class TestMixedState(unittest.TestCase):
         self.assertEqual(ends, [129, 194])
 
     def test_without_the_prefix_cache_a_chunk_takes_the_whole_budget(self):
-        # A rest of the budget would let add_one_req_ignore_eos cut a second request,
-        # and the scheduler asserts that a batch has one.
+        # Leftover budget would let add_one_req_ignore_eos cut a second request; the
+        # scheduler asserts that there is only one.
         ends = _chunks(page_size=2, chunk=66, running=1, radix_cache=False)
         self.assertEqual(ends, [129, 194])
 
@@ -89,7 +89,7 @@ class TestMixedState(unittest.TestCase):
         self.assertEqual(ends, [127, 190, 194])
 
     def _kept(self, begin, end, page_size):
-        """After how many tokens a state is kept of a chunk; None: of none."""
+        """Return the length whose state is kept after a chunk, or None."""
         grid = max(64, page_size)
         batch = MagicMock(tree_cache=SimpleNamespace(page_size=page_size))
         batch.model_config.hf_text_config.mamba_chunk_size = 64

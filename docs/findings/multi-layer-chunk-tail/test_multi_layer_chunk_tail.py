@@ -19,7 +19,7 @@ register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 VOCAB_SIZE = 100
 PROPOSALS = [71, 90, 92]  # what layers 0, 1 and 2 propose
-BONUS = 58  # what the target predicts behind each request
+BONUS = 58  # what the target predicts after each request
 
 
 def _rotate(input_ids, start_loc, seq_lens, tokens, select_index=None):
@@ -33,7 +33,7 @@ def _rotate(input_ids, start_loc, seq_lens, tokens, select_index=None):
 
 
 class _Runner:
-    """A draft layer that proposes the same token always and keeps what it consumed."""
+    """A draft layer that always proposes the same token and keeps its inputs."""
 
     def __init__(self, proposal):
         self.proposal = proposal
@@ -108,11 +108,11 @@ def _prefill(reqs, lens, chunked_req):
 
 
 class TestMultiLayerChunkTail(unittest.TestCase):
-    def test_layers_consume_the_prompt_behind_the_chunk(self):
+    def test_layers_consume_the_prompt_after_the_chunk(self):
         req = _req([7, 19, 3, 5, 11, 2], extend_end=3)
         consumed, result = _prefill([req], [3], chunked_req=req)
         self.assertEqual(consumed, [[19, 3, 5], [3, 5, 11], [5, 11, 2]])
-        # What is handed on is what the target said and the layers proposed.
+        # The returned values are the target's tokens and the layers' proposals.
         self.assertEqual(result.bonus_tokens.tolist(), [BONUS])
         self.assertEqual(result.topk_index.tolist(), [PROPOSALS])
 

@@ -1,4 +1,4 @@
-"""Multi-layer EAGLE makes as many parents as the tree kernel steps over."""
+"""Multi-layer EAGLE builds as many parents as the tree kernel's stride."""
 
 import unittest
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ BATCH_SIZE = 2
 
 
 def _make_parents(num_steps, topk):
-    """The parents that the worker makes of the proposals of all its layers."""
+    """Return the parents that the worker builds from all layers' proposals."""
     worker = SimpleNamespace(
         topk=topk,
         speculative_num_steps=num_steps,
@@ -36,8 +36,8 @@ class TestParentsOfMultiLayerTrees(unittest.TestCase):
     def _assert_parents_fit(self, num_steps, topk):
         parent_list = _make_parents(num_steps, topk)
         # On CUDA build_tree_kernel_efficient (kernels/jit/csrc/speculative/tree.cuh)
-        # refuses any other width: its kernels step by this number from one
-        # request's parents to the next.
+        # rejects any other width: its kernels use this number as the stride
+        # between requests.
         width = topk * (num_steps - 1) + 1
         self.assertEqual(list(parent_list.shape), [BATCH_SIZE, width])
         # The first layer's: the root's parent, then its children.

@@ -1,4 +1,4 @@
-"""After the verify of multi-layer EAGLE the accepted path lies in front of each block."""
+"""After multi-layer EAGLE's verify the accepted path is at the front of each block."""
 
 import contextlib
 import unittest
@@ -24,7 +24,7 @@ def _fill_bonus_tokens(accept_tokens, accept_lens, bonus_tokens, stride, bs):
 
 
 def _verify(topk, predict, accept_index, accept_lens):
-    """Run the worker's verify; the target's forward and its sampling are given."""
+    """Run the worker's verify with a given target forward and given samples."""
     bs = accept_index.shape[0]
     hidden_states = torch.arange(predict.numel(), dtype=torch.float32).unsqueeze(1)
     logits_output = SimpleNamespace(
@@ -73,7 +73,7 @@ class TestMultiLayerVerifyTreePath(unittest.TestCase):
     def test_accepted_path_is_moved_to_the_front(self):
         # Nodes of each block: the root and its two children. Request 0 accepts
         # the second child, request 1 the first, request 2 the root alone.
-        # 0 is what the target predicts behind a child that it rejected.
+        # 0 is the target's prediction after a rejected child.
         result, move = _verify(
             topk=2,
             predict=torch.tensor([84, 0, 66, 12, 13, 0, 31, 0, 0], dtype=torch.int32),
@@ -85,12 +85,12 @@ class TestMultiLayerVerifyTreePath(unittest.TestCase):
         self.assertEqual(
             [row[:n] for row, n in zip(blocks, lens)], [[84, 66], [12, 13], [31]]
         )
-        # The states handed to the draft extend are those of the same nodes.
+        # Draft extend gets the states of the same nodes.
         states = result.logits_output.hidden_states.view(3, NUM_DRAFT_TOKENS).tolist()
         self.assertEqual(
             [row[:n] for row, n in zip(states, lens)], [[0, 2], [3, 4], [6]]
         )
-        # So are the target's KV rows.
+        # The target's KV rows are those of the same nodes.
         move.assert_called_once()
 
     def test_chain_is_left_as_it_is(self):

@@ -180,7 +180,7 @@ def _decode(topk, graph):
 
 class TestMultiLayerWindows(unittest.TestCase):
     def _assert_windows(self, consumed, ends):
-        """Rows of each request up to its end: the last is the layer below's proposal."""
+        """Compare each request's rows up to its end: the last is the previous layer's proposal."""
         windows = [
             [rows[begin:end] for begin, end in ends]
             for rows in consumed[1:]  # layer 0 consumes what the target said

@@ -1,4 +1,4 @@
-"""With overlap a request that ended behind its context is verified once more: the tree's mask has room for its rows."""
+"""With overlap a finished request is verified once more: its rows fit the tree's mask."""
 
 import unittest
 from types import SimpleNamespace
@@ -37,16 +37,16 @@ def _make_backend():
         return TritonAttnBackend(model_runner)
 
 
-class TestBehindTheContext(unittest.TestCase):
-    """The last round began in front of the context's end with 11 tokens, and all its
-    drafts were accepted; the next round is launched before anybody has seen that."""
+class TestAfterTheContext(unittest.TestCase):
+    """The last round began at token 11, before the context's end, and accepted all
+    drafts; the next round is launched before the scheduler sees the end."""
 
     def setUp(self):
         self.max_context_len = _make_backend().max_context_len
         self.committed = CONTEXT_LEN - NUM_STEPS + NUM_STEPS + 1
 
     def test_the_mask_of_the_tree_has_room_for_all_rows(self):
-        # build_eagle_verify_input, where the host does not know seq_lens_sum.
+        # build_eagle_verify_input, if the host does not know seq_lens_sum.
         made_for = self.max_context_len * NUM_DRAFT_TOKENS + NUM_DRAFT_TOKENS**2
         written = (self.committed + NUM_DRAFT_TOKENS) * NUM_DRAFT_TOKENS
         self.assertGreaterEqual(made_for, written)

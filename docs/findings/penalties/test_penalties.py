@@ -54,7 +54,7 @@ def _request(output_ids, **penalties):
 
 
 class _Prepared(Exception):
-    """Leaves the preparation of a decode where it allocates memory."""
+    """Leaves the preparation of a decode before it allocates memory."""
 
 
 class _Batch(MagicMock):
@@ -63,7 +63,7 @@ class _Batch(MagicMock):
 
 
 class _Launched(Exception):
-    """Leaves the scheduler where the worker runs the batch."""
+    """Leaves the scheduler before the worker runs the batch."""
 
 
 def _result(tokens):
@@ -94,7 +94,7 @@ class _Server:
         )
 
     def forward(self, pending=()):
-        """Penalties of the next forward.
+        """Return the penalties of the next forward.
 
         pending: tokens of the last result, which the overlap scheduler processes
         after it launches this forward.
@@ -141,7 +141,7 @@ class _Server:
     assert_raises = unittest.TestCase().assertRaises
 
     def rounds(self, rounds):
-        """Penalties after rounds of tokens, whose results are processed at once."""
+        """Return the penalties after rounds whose results are processed at once."""
         for tokens in rounds:
             self.req.output_ids += tokens
             found = self.forward()

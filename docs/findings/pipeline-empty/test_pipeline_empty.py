@@ -1,4 +1,4 @@
-"""A chunk of a prompt is never empty: with no budget left it has one token."""
+"""A chunk of a prompt is never empty: without budget it has one token."""
 
 import unittest
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def _chunked():
 
 
 def _adder(decoding, *, chunk=CHUNK):
-    """`decoding` requests decode in its micro-batch."""
+    """Build an adder for a micro-batch in which `decoding` requests decode."""
     tree_cache = MagicMock(disable=True)
     tree_cache.supports_mamba.return_value = False
     tree_cache.evictable_size.return_value = 0
@@ -52,7 +52,7 @@ class TestPipelineEmpty(unittest.TestCase):
         self.assertIs(adder.add_chunked_req(req), req)
         self.assertEqual(adder.can_run_list, [req])
         self.assertEqual(req.extend_end, READ + tokens)
-        # Nobody is let in beside a spent budget.
+        # Without budget no other request is admitted.
         self.assertEqual(adder.budget_state(), AddReqResult.OTHER)
 
     def test_where_as_many_decode_as_a_chunk_has_tokens(self):

@@ -1,4 +1,4 @@
-"""The first stage of a pipeline, which answers, is told the hidden states that a request asks for."""
+"""The first stage of a pipeline gets the hidden states that a request asks for."""
 
 import unittest
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ class _Stage(SchedulerPPMixin):
 
 
 def _told(*, wanted):
-    """What the first stage's result has, of a prefill of three rows that the last one ran."""
+    """Return the first stage's result after the last stage prefilled three rows."""
     batch = MagicMock(return_logprob=False, return_hidden_states=wanted)
     batch.spec_algorithm.is_dspark.return_value = False
     result = MagicMock(

@@ -1,4 +1,4 @@
-"""A mixed step gives its running requests a token, whatever its chunks are: a pipeline relays them."""
+"""A mixed step gives its running requests a token, which a pipeline relays."""
 
 import unittest
 from unittest.mock import MagicMock, patch

@@ -18,7 +18,7 @@ class _Over(Exception):
 
 
 class _Scheduler(SchedulerPPMixin):
-    """The last of two stages, with nothing to run; asked: for how many batches."""
+    """The last of two stages, with nothing to run; asked: how often it wanted a batch."""
 
     def __init__(self, paused):
         self._engine_paused = paused

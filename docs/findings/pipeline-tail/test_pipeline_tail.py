@@ -1,4 +1,4 @@
-"""A pipeline's last stage drafts behind the end of a context: the rows of KV indices are wide enough for it."""
+"""A pipeline's last stage drafts past a context's end: rows of KV indices have room."""
 
 import unittest
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ NUM_STEPS = 4
 
 
 class _Kernel:
-    """Stands for generate_draft_decode_kv_indices: keeps how long a row it is given."""
+    """Stands for generate_draft_decode_kv_indices: keeps the length of its row."""
 
     def __getitem__(self, grid):
         def launch(row_ids, ids, seq_lens, kv_indices, *args, **kwargs):
@@ -48,7 +48,7 @@ def _make_backend(topk):
         return TritonMultiStepDraftBackend(model_runner, topk, NUM_STEPS)
 
 
-class TestDraftBehindTheContext(unittest.TestCase):
+class TestDraftAfterTheContext(unittest.TestCase):
     def _assert_holds_the_last_step(self, width, seq_lens, topk):
         # Step i attends to the committed tokens and to i + 1 of its own, on each
         # branch; the kernel writes a row for each of NUM_STEPS steps.
@@ -56,7 +56,7 @@ class TestDraftBehindTheContext(unittest.TestCase):
         self.assertGreaterEqual(width, last)
 
     def test_a_round_that_ends_the_request_is_drafted_for(self):
-        # It began in front of the context's end, and all its drafts were accepted.
+        # The round began before the context's end and accepted all its drafts.
         for topk in (1, 4):
             for seq_lens in ([CONTEXT_LEN + 1], [CONTEXT_LEN + NUM_STEPS] * 3):
                 with self.subTest(topk=topk, seq_lens=seq_lens):

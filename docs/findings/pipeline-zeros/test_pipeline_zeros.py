@@ -1,4 +1,4 @@
-"""A pipeline's first round samples from the target's distribution, although no stage has drafted for it."""
+"""A pipeline's first round, without drafts, samples from the target's distribution."""
 
 import os
 
@@ -23,7 +23,7 @@ BONUS = [7, 5]
 
 
 def _first_round(topk, steps, nodes):
-    """Tokens and links of the first round's trees, as each stage builds them."""
+    """Return tokens and links of the first round's trees, as each stage builds them."""
     relayed = PPSpecRelayInput.degenerate(["a", "b"], torch.tensor(BONUS), nodes)
     config = SimpleNamespace(
         speculative_num_steps=steps,
@@ -55,10 +55,10 @@ def _first_round(topk, steps, nodes):
 
 
 def _emitted(tokens, child, sibling, probabilities):
-    """The distribution of the token after the root, by the loop of SGLang's kernel.
+    """Return the distribution of the token after the root, by the kernel's loop.
 
     tree_speculative_sampling_target_only accepts a child if the coin is below the
-    probabilities of itself and its elder siblings. After a rejection it draws from
+    probabilities of itself and its elder siblings. After a rejection it samples from
     the probabilities of the other tokens.
     """
     emitted, mass, left = torch.zeros_like(probabilities), 0.0, probabilities.clone()

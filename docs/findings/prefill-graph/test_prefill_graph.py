@@ -1,4 +1,4 @@
-"""In a graph of prefill a draft's body reads what its wrapper hands over."""
+"""In a prefill graph a draft's body reads the input that its wrapper passes."""
 
 import unittest
 from contextlib import ExitStack, nullcontext
@@ -39,7 +39,7 @@ HIDDEN_SIZE, VOCAB_SIZE, BUCKET = 4, 32, 8
 
 
 class _Graphs(BreakableCudaGraphBackend):
-    """Stands for CUDA graphs: a replay runs again what was captured, on its buffers."""
+    """Stands for CUDA graphs: a replay runs the captured function on its buffers."""
 
     def __init__(self, runner):
         self._model = runner.model_runner.model
@@ -52,7 +52,7 @@ class _Graphs(BreakableCudaGraphBackend):
         return nullcontext()
 
     def replay(self, shape_key, static_forward_batch, **kwargs):
-        # The runner has its replay in the place of the body's forward by now.
+        # The runner has replaced the body's forward by its replay.
         body_forward, forward_fn = self._captured[shape_key]
         with patch.object(self._model.model, "forward", body_forward):
             return forward_fn()
@@ -69,7 +69,7 @@ class _Body(nn.Module):
 
 
 class _Qwen3NextBody(_Body):
-    """As Qwen3NextModel: an input that is handed over takes the embeddings' place."""
+    """As Qwen3NextModel: an input that is passed replaces the embeddings."""
 
     def forward(self, input_ids, positions, forward_batch, inputs_embeds=None):
         if inputs_embeds is None:
@@ -138,7 +138,7 @@ def _make_runner(draft):
 
 
 def _make_batch(num_tokens):
-    """The prefill of one request, as the worker hands it to the draft."""
+    """Build the prefill of one request, as the worker passes it to the draft."""
     return ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         batch_size=1,
@@ -189,7 +189,7 @@ class TestDraftInAGraphOfPrefill(unittest.TestCase):
     def _assert_as_without_a_graph(self, draft):
         runner = _make_runner(draft)
         runner.capture_one_shape(BUCKET)
-        # One after the other: nothing of one prefill may be left in the next.
+        # One after the other: a prefill must not see values of the one before.
         for num_tokens in (BUCKET, 5, 6):
             forward_batch = _make_batch(num_tokens)
             expected = draft.forward(

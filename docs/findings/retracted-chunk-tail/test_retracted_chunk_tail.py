@@ -1,4 +1,4 @@
-"""The token that follows a chunk is known wherever the chunk of a retracted request ends."""
+"""The token after a chunk is known wherever a retracted request's chunk ends."""
 
 import unittest
 from array import array

@@ -1,4 +1,4 @@
-"""A request is told the logprobs of its own prompt, also behind one that was retracted."""
+"""A request gets the logprobs of its own prompt, even after a retracted request."""
 
 import unittest
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def _request(rid, retracted=False):
 
 
 def _taken_from(requests, lengths):
-    """Where in the logprobs of a batch's prompts each request finds its own: the first
+    """Return where each request reads the logprobs of a batch's prompts: the first
     place, and how many."""
     taken = {}
 
@@ -67,11 +67,11 @@ def _taken_from(requests, lengths):
 
 
 class TestRetractedLogprobs(unittest.TestCase):
-    def test_behind_a_retracted_request(self):
+    def test_after_a_retracted_request(self):
         requests = [_request("a", retracted=True), _request("b")]
         self.assertEqual(_taken_from(requests, [3, 2]), {"b": (3, 2)})
 
-    def test_behind_two(self):
+    def test_after_two(self):
         requests = [
             _request("a"),
             _request("b", retracted=True),

@@ -1,4 +1,4 @@
-"""No message goes to a request that has no token to be sent."""
+"""A request without a new token gets no message."""
 
 import unittest
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 
 def _sent(output_ids, sent, *, stream=True, finished=False, interval=1):
-    """The messages to a request that has these tokens, and was sent so many of them."""
+    """Return the messages to a request with these tokens, of which `sent` were sent."""
     req = MagicMock(
         beam_group=None,
         stream=stream,

@@ -25,7 +25,7 @@ class TestRowCoversDecodeReserve(unittest.TestCase):
             get_parallel().override(attn_dcp_size=1),
         ):
             # A request may commit as many tokens as its context is long, and the
-            # reserve of its last decode batch lies behind them in the same row.
+            # reserve of its last decode batch follows them in the same row.
             self.assertGreaterEqual(
                 get_req_to_token_extra_context_len(),
                 get_alloc_reserve_per_decode() + page_size - 1,

@@ -1,4 +1,4 @@
-"""A session's rows are of use to requests of the adapter that computed them, and to no others."""
+"""A session's rows are reused only by requests of the adapter that computed them."""
 
 import unittest
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ class TestSessionAdapter(unittest.TestCase):
         params = SimpleNamespace(req=self._request(adapter), key=range(6))
         return self.sessions.try_match_prefix(params)
 
-    def test_a_request_of_the_same_adapter_goes_on_behind_them(self):
+    def test_a_request_of_the_same_adapter_continues_after_them(self):
         self.assertEqual(self._match("one").device_prefix_len, 4)
 
     def test_a_request_of_another_adapter_does_not(self):

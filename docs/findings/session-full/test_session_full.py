@@ -1,4 +1,4 @@
-"""A request of a session runs on the entry of req_to_token that the session keeps: it needs no free one."""
+"""A session's request runs on the session's entry of req_to_token, not on a free one."""
 
 import unittest
 from types import SimpleNamespace
@@ -12,11 +12,11 @@ register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 
 
 class _Considered(Exception):
-    """The scheduler went on to its waiting requests."""
+    """The scheduler reached its waiting requests."""
 
 
 def _plan(session):
-    """What a scheduler without a free entry makes of one waiting request."""
+    """Run a scheduler without a free entry on one waiting request."""
     scheduler = MagicMock(spec=Scheduler)
     scheduler.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
     scheduler.enable_priority_preemption = scheduler.is_hybrid_swa = False

@@ -1,4 +1,4 @@
-"""What a session's request is told of its last token is of that token, where verify commits more."""
+"""A session's request gets the state of its last token, even if verify commits more."""
 
 import unittest
 from array import array
@@ -25,8 +25,8 @@ PROMPT = array("q", range(3))
 
 
 def _told(*, committed, sent, streaming):
-    """The hidden state and the masks that a request is given, which verify commits so
-    many tokens for. It ends with `sent` tokens. Row n of verify, and its mask, is n."""
+    """Return a request's hidden state and masks after verify commits these tokens.
+    The request ends with `sent` tokens. Row n of verify, and its mask, is n."""
     kv = ReqKvInfo(req_pool_idx=0, kv_allocated_len=len(PROMPT) + BEFORE + 2 * STRIDE)
     req = SimpleNamespace(
         rid="a",
@@ -105,11 +105,11 @@ def _told(*, committed, sent, streaming):
 
 
 class TestSessionHidden(unittest.TestCase):
-    def test_one_token_behind_the_end(self):
+    def test_one_token_after_the_end(self):
         told = _told(committed=2, sent=BEFORE + 1, streaming=True)
         self.assertEqual(told[0], [0.0])
 
-    def test_two_tokens_behind_the_end(self):
+    def test_two_tokens_after_the_end(self):
         told = _told(committed=4, sent=BEFORE + 2, streaming=True)
         self.assertEqual(told[0], [1.0])
 
@@ -117,7 +117,7 @@ class TestSessionHidden(unittest.TestCase):
         told = _told(committed=4, sent=BEFORE + 2, streaming=True)
         self.assertEqual(told[1], [0, 1])
 
-    def test_no_token_behind_the_end(self):
+    def test_no_token_after_the_end(self):
         told = _told(committed=3, sent=BEFORE + 3, streaming=True)
         self.assertEqual(told, ([2.0], [0, 1, 2]))
 

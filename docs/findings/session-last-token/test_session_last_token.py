@@ -38,7 +38,7 @@ class _Server:
     def __init__(self, reserved):
         """reserved: slots that decode allocated beyond the rows it computed."""
         # A forward computes the rows of the prompt and of each token that a decode
-        # consumes. The last token is consumed by none.
+        # consumes. No forward consumes the last token.
         self.rows = [*PROMPT, *ANSWER[:-1], *[None] * reserved]
         kv = ReqKvInfo(req_pool_idx=0, kv_allocated_len=len(self.rows))
         cache = SimpleNamespace(page_size=1, free_kv_row=lambda *_: None)
@@ -49,7 +49,7 @@ class _Server:
         self.sessions.try_cache_finished_req(first)
 
     def reused(self):
-        """Rows that the next request does not compute, and the text that they are of."""
+        """Return the rows that the next request does not compute, and their text."""
         text = [*PROMPT, *ANSWER, *NEXT]
         req = _request(self.session, None, text)
         params = SimpleNamespace(req=req, key=text[:-1])

@@ -50,7 +50,7 @@ class TestSessionRetracted(unittest.TestCase):
         self.req.retracted_stain = True
 
     def _sessions_given_up(self):
-        """By the scheduler, as it aborts the request."""
+        """The scheduler aborts the request."""
         self.req.cache_request_handle = None
         given_up = []
         cache = SimpleNamespace(finish=lambda *_: None, release_session=given_up.append)

@@ -12,7 +12,7 @@ register_cpu_ci(est_time=8, suite="base-a-test-cpu")
 
 class TestCompactAcceptToFront(unittest.TestCase):
     def _assert_path_in_front(self, num_draft_tokens, accept_index):
-        """accept_index: of each request the nodes it accepted, -1 behind them."""
+        """accept_index: the accepted nodes of each request, then -1."""
         bs = len(accept_index)
         for shape in ((), (3,)):  # of a predicted token, of a hidden state
             with self.subTest(shape=shape):

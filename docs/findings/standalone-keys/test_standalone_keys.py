@@ -1,4 +1,4 @@
-"""The prefix cache hands on a row only with the token that the row has consumed."""
+"""The prefix cache matches a row only with the token that the row has consumed."""
 
 import unittest
 from array import array
@@ -19,7 +19,7 @@ PROMPT = [7, 19, 3, 21]
 
 
 def _build_cache(algorithm, page_size):
-    """The prefix cache that a scheduler makes for this algorithm."""
+    """Build the prefix cache that a scheduler has for this algorithm."""
     tp_worker = MagicMock(is_hybrid_swa=False)
     allocator = MagicMock(device="cpu", page_size=page_size)
     tp_worker.get_memory_pool.return_value = (MagicMock(), allocator)
@@ -61,7 +61,7 @@ def _build_cache(algorithm, page_size):
 
 class TestPrefixCacheKeys(unittest.TestCase):
     def _assert_hit(self, algorithm, prompt, rows, page_size=1):
-        """How many rows of PROMPT another prompt is handed."""
+        """Another prompt reuses this many rows of PROMPT."""
         cache = _build_cache(algorithm, page_size)
         key = RadixKey(array("q", PROMPT), None)
         cache.insert(InsertParams(key=key, value=torch.arange(len(PROMPT))))
@@ -71,8 +71,8 @@ class TestPrefixCacheKeys(unittest.TestCase):
         self.assertEqual(found.device_prefix_len, rows)
 
     def test_row_of_a_draft_that_looks_one_token_ahead(self):
-        # The prompts part at 2. The draft's row 1 was made of PROMPT[2], and so is
-        # of no use to the other; its row 0 was made of PROMPT[1].
+        # The prompts differ from token 2 on. The draft's row 1 was computed from
+        # PROMPT[2]: the other cannot use it. Row 0 was computed from PROMPT[1].
         for algorithm in ("EAGLE", "STANDALONE"):
             with self.subTest(algorithm=algorithm):
                 self._assert_hit(algorithm, [7, 19, 5, 6], 1)

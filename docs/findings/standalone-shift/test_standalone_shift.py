@@ -22,7 +22,7 @@ VOCAB_SIZE = 32
 
 
 class _Model:
-    """Stands for the draft's runner: says 20 first and 1 more in each forward."""
+    """Stands for the draft's runner: predicts 20 first, then 1 more per forward."""
 
     def __init__(self, algorithm):
         self.spec_algorithm = algorithm
@@ -46,7 +46,7 @@ class _Model:
         self.forwards.append((tokens, positions, slots))
         logits = torch.zeros(len(tokens), VOCAB_SIZE)
         says = 19 + len(self.forwards)
-        # The runners-up make a tree's branches.
+        # The second-best tokens make a tree's branches.
         logits[:, says : says + 4] = torch.tensor([9.0, 5.0, 4.0, 3.0])
         output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
         return SimpleNamespace(logits_output=output)
@@ -73,7 +73,7 @@ def _settings(algorithm, topk, num_steps, num_draft_tokens):
 
 
 def _make_worker(cls, algorithm, topk=1, num_steps=3, num_draft_tokens=4):
-    """The draft worker with its attention backends, without the rest of its boot."""
+    """Build the draft worker with its attention backends and no other part."""
     worker = cls.__new__(cls)
     worker.server_args = None
     worker.speculative_algorithm = SpeculativeAlgorithm.from_string(algorithm)
@@ -99,7 +99,7 @@ def _make_worker(cls, algorithm, topk=1, num_steps=3, num_draft_tokens=4):
 
 class TestStandaloneDraftRows(unittest.TestCase):
     def _prefill_inputs(self, cls, algorithm):
-        """Tokens of the rows that a prefill of two prompts writes."""
+        """Return the tokens of the rows that a prefill of two prompts writes."""
         batch = MagicMock(
             forward_mode=ForwardMode.EXTEND,
             input_ids=torch.tensor([7, 19, 3, 5, 11]),
@@ -122,7 +122,7 @@ class TestStandaloneDraftRows(unittest.TestCase):
         return worker.draft_runner.forwards[0][0]
 
     def _extend_inputs(self, cls, algorithm):
-        """Tokens of the rows that follow verify: 21 is the root, 15 was accepted."""
+        """Return the tokens of the rows after verify: 21 is the root, 15 was accepted."""
         batch = MagicMock(
             seq_lens=torch.tensor([3]),
             spec_info=SimpleNamespace(draft_token=torch.tensor([21, 15, 9, 8])),
@@ -154,7 +154,7 @@ class TestStandaloneDraftRows(unittest.TestCase):
         return worker.draft_runner.forwards[0][0][:2]
 
     def _draft(self, cls, algorithm, topk, num_steps, num_draft_tokens):
-        """Draft behind the bonus token 53 at position 5; what it ran and proposed."""
+        """Draft after the bonus token 53 at position 5; return inputs and proposals."""
         spec_info = SimpleNamespace(
             topk_p=torch.full((1, topk), 0.5),
             topk_index=torch.arange(1, topk + 1).unsqueeze(0),

@@ -13,7 +13,7 @@ TOPK = 3
 
 
 def _make_input(tokens, with_states):
-    """The draft input of requests that are told apart by their bonus tokens."""
+    """Build the draft input of requests, which their bonus tokens identify."""
     bonus_tokens = torch.tensor(tokens)
     return EagleDraftInput(
         topk_p=torch.full((len(tokens), TOPK), 0.5),
@@ -31,7 +31,7 @@ class TestStatesOfABatchThatGrows(unittest.TestCase):
             self.assertEqual(draft_input.hidden_states.flatten().tolist(), tokens)
 
     def _grow(self, running_has_states, new_has_states, kept):
-        """Two running requests, then two new ones; those that are kept go on."""
+        """Two running requests, then two new ones; `kept` of them continue."""
         tokens = [11, 12, 21, 22]
         draft_input = _make_input(tokens[:2], running_has_states)
         draft_input.merge_batch(_make_input(tokens[2:], new_has_states))
@@ -43,7 +43,7 @@ class TestStatesOfABatchThatGrows(unittest.TestCase):
         return draft_input
 
     def test_running_requests_have_states_and_new_ones_have_none(self):
-        # STANDALONE: draft extend in a CUDA graph hands states on, a prefill none.
+        # STANDALONE: draft extend in a CUDA graph returns states, a prefill none.
         # A request is retracted in the same iteration.
         for kept in ([0, 1, 2], [0, 2, 3], [0, 1, 2, 3]):
             with self.subTest(kept=kept):

@@ -19,14 +19,14 @@ register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
 HEADS = 1
 HEAD_DIM = 16
-# Of each node its parent; nodes stand behind their parents.
+# Each node's parent; nodes follow their parents.
 CHAIN = [-1, 0, 1, 2, 3]
 SIBLINGS = [-1, 0, 0, 0, 0]
 TREE = [-1, 0, 0, 0, 1, 3, 4, 5, 6]
 
 
 def _paths(parents):
-    """Of each node the numbers on its path from the root, itself the last."""
+    """Return the nodes on each node's path from the root, itself the last."""
     paths = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), node])
@@ -34,7 +34,7 @@ def _paths(parents):
 
 
 def _expected(q, prefix, extend, paths, window):
-    """Plain attention: a node sees itself and so many rows before it on its path."""
+    """Plain attention: a node sees itself and `window` rows before it on its path."""
     rows = []
     for node, path in enumerate(paths):
         seen = [
@@ -47,7 +47,7 @@ def _expected(q, prefix, extend, paths, window):
 
 
 def _verify(q, prefix, extend, paths, prefix_lens, window):
-    """The Triton backend's verify of one tree for each request."""
+    """Run the Triton backend's verify, one tree per request."""
     nodes, bs = len(paths), len(prefix_lens)
     starts = torch.tensor([0, *prefix_lens]).cumsum(0)
     window_lens = torch.tensor([min(length, window) for length in prefix_lens])

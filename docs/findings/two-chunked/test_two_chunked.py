@@ -1,4 +1,4 @@
-"""At most one request of a prefill batch is cut, since the scheduler goes on with one."""
+"""A prefill batch cuts one request at most, since the scheduler continues only one."""
 
 import unittest
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def _request(prompt, ignore_eos):
 
 
 def _adder(running):
-    """Of a server without the radix cache, in whose chunk `running` requests decode."""
+    """Build the adder of a server without the radix cache; `running` requests decode."""
     tree_cache = MagicMock(disable=True)
     tree_cache.supports_mamba.return_value = False
     tree_cache.evictable_size.return_value = 0
@@ -76,7 +76,7 @@ class TestTwoChunked(unittest.TestCase):
         self.assertEqual(result, AddReqResult.OTHER)
 
     def test_a_request_waits_for_one_whose_chunks_continue(self):
-        # The scheduler asserts that there is no second one.
+        # The scheduler asserts that there is only one.
         adder = _adder(running=1)
         result = self._add(adder, _request(4, ignore_eos=True), has_chunked_req=True)
         self.assertIsNone(adder.new_chunked_req)
