@@ -95,7 +95,7 @@ def _section(bug: Known) -> str:
 
 
 def _by_flags(bug: Known) -> str:
-    releases = bug.buggy if bug.fixed else f"{bug.buggy.rstrip(' -')} and later (live)"
+    releases = bug.buggy if bug.fixed else f"since {bug.buggy.rstrip(' -')}"
     options = bug.needs.options if isinstance(bug, Entry) and bug.needs is not None else ""
     options = bug.command if isinstance(bug, Probe) else options
     return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {f'`{options}`' if options else ''} |"
@@ -103,21 +103,24 @@ def _by_flags(bug: Known) -> str:
 
 def by_recording() -> str:
     """docs/guide/recording.md: which bugs integers show, and why they do not show others."""
-    found = {entry.id: recorded(entry) for entry in LEDGER.values() if not why_unreachable(entry, on_a_cpu(entry))}
+    found = dict[str, list[str]]()
+    for entry in LEDGER.values():
+        if not why_unreachable(entry, on_a_cpu(entry)):
+            found.setdefault(recorded(entry), []).append(f"`{entry.id}`")
     return "\n".join(
         [
             "A recording shows these bugs of the ledger that a CPU reaches:",
             "",
-            "| bug | rule |",
+            "| rule | bugs |",
             "|---|---|",
-            *(f"| `{name}` | `{rule}` |" for name, rule in found.items() if rule in catalogue()),
+            *(f"| `{rule}` | {', '.join(names)} |" for rule, names in found.items() if rule in catalogue()),
             "",
             "It does not show these, for which [acceptance](acceptance.md) compares the rounds, `judge --target --draft` "
             "drafts and rows, and `check` the numbers:",
             "",
-            "| bug | why |",
+            "| why | bugs |",
             "|---|---|",
-            *(f"| `{name}` | {why} |" for name, why in found.items() if why and why not in catalogue()),
+            *(f"| {why} | {', '.join(names)} |" for why, names in found.items() if why and why not in catalogue()),
             "",
         ]
     )

@@ -378,9 +378,9 @@ with open({path!r}, "w") as file:
 
 
 def kernels_of(section: str) -> Iterator[str]:
-    """Those of the rows that say so."""
+    """Those of the first cells of the section's table."""
     text = PAGE.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
-    for row in re.findall(r"^\|(.*\| the fast runtime \|.*)$", text, re.MULTILINE):
+    for row in text.partition("\n| kernel | ")[2].partition("\n\n")[0].split("\n| ")[1:]:
         yield from re.findall(r"`(\w+)`", row.partition("|")[0])
 
 

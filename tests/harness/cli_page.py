@@ -28,7 +28,7 @@ def page() -> str:
         "Written by `python -m tests.harness.cli_page` from the commands themselves; a test compares the two.",
         "Exit codes: [exit-codes.md](exit-codes.md). Cases: [case.md](case.md).",
         "",
-        *(f"* [`{name}`](#{name.replace(' ', '-')}): {_first_sentence(command)}" for name, command in commands),
+        ", ".join(f"[{name.removeprefix('eagletwin ')}](#{name.replace(' ', '-')})" for name, _ in commands) + ".",
         "",
     ]
     for name, command in commands:
@@ -80,10 +80,6 @@ def _short(name: str) -> str:
 def _sentences(text: str) -> list[str]:
     """One sentence a line."""
     return re.sub(r"(?<=[\w)][.:?]) (?=[A-Z`0-9])", "\n", " ".join(text.split())).split("\n")
-
-
-def _first_sentence(command: Any) -> str:
-    return _sentences(command.help or "")[0].rstrip(".:")
 
 
 if __name__ == "__main__":

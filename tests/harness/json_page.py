@@ -35,6 +35,8 @@ def page() -> str:
         "",
         f"{', '.join(f'`{name}`' for name in NO_RESULT)} has no `--json`: it runs a server.",
         "",
+        "Every object begins with `schema`, 1 where its section says nothing else, and `exit_code`.",
+        "",
         "| command | object |",
         "|---|---|",
         *(f"| `{name}` | [{shape.__name__}](#{shape.__name__.lower()}) |" for name, shape in SHAPES.items()),
@@ -50,7 +52,9 @@ def page() -> str:
 
 def _table(shape: type[ResultFacts]) -> list[str]:
     hints = get_type_hints(shape, include_extras=True)
-    rows = [f"| `{one.name}` | {_type(hints[one.name])} | {_meaning(hints[one.name])} |" for one in fields(shape)]
+    of_all = get_type_hints(ResultFacts, include_extras=True)
+    own = [one.name for one in fields(shape) if hints[one.name] != of_all.get(one.name)]
+    rows = [f"| `{name}` | {_type(hints[name])} | {_meaning(hints[name])} |" for name in own]
     return ["| field | type | what |", "|---|---|---|", *rows]
 
 

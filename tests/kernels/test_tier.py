@@ -1,4 +1,4 @@
-"""The kernel tier: its table of faults, and the runner of its properties."""
+"""The kernel tier: its table of properties, and the runner of its properties."""
 
 import re
 from pathlib import Path
@@ -73,14 +73,11 @@ def kernels() -> dict[str, list[Property]]:
     return {target: [of for of in ALL if target in of.functions] for target in targets}
 
 
-def test_every_row_of_the_table_has_a_planted_fault_and_every_fault_a_row() -> None:
-    rows = re.findall(r"^\| `((?:kernels|srt)\.[\w.]+)` \|.*\| ([\w ,]+) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    listed = {name: set(properties.split(", ")) for name, properties in rows}
-    planted_in: dict[str, set[str]] = {}
-    for of in ALL:
-        for function in of.functions:
-            planted_in.setdefault(function.removeprefix("sglang."), set()).add(of.name)
-    assert listed == planted_in
+def test_every_property_that_the_table_names_is_in_the_tier() -> None:
+    table = DOCUMENT.read_text().partition("| property | reached by |\n|---|---|\n")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| ([\w ]+) \|", table, re.MULTILINE)
+    assert len(named) > 10
+    assert set(named) <= {of.name for of in ALL}
 
 
 @pytest.mark.parametrize("name", [TREE, SAMPLING, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])

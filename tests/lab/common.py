@@ -1,13 +1,14 @@
 """What commands of the laboratory share: the checkout, a line of progress, and answers that are kept as lines of JSON."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from eagletwin.cases.entry import Known
 from eagletwin.harness.commands.options import log_progress
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.terminal import Line
@@ -33,6 +34,31 @@ def telling(line: Line) -> Callable[[str], None]:
         line.done(text)
 
     return say
+
+
+# Answers about entries of the ledger, in a page: entries that have the same answers share a row.
+
+
+def shared_rows(answers: Sequence[tuple[Known, str]]) -> Iterator[str]:
+    """Rows of a table: the entries, the rules that they break, each once or in the entries' order, and their answers."""
+    same: dict[str, list[Known]] = {}
+    for entry, words in answers:
+        same.setdefault(words, []).append(entry)
+    for words, entries in same.items():
+        names = ", ".join(f"{entry.id}{'' if entry.fixed else ' (live)'}" for entry in entries)
+        rules = [entry.rule for entry in entries]
+        yield f"| {names} | {', '.join(rules if len({*rules}) > 1 else rules[:1])} | {words} |"
+
+
+def shorter(why: str) -> str:
+    """A reason, as engines and commands say it, in fewer words."""
+    for long, short in (
+        ("SGLang does not run this configuration: ", "SGLang refuses it: "),
+        ("eagletwin does not run this configuration: ", "eagletwin refuses it: "),
+        ("not reached in this mode: it needs ", "needs "),
+    ):
+        why = why.replace(long, short)
+    return why
 
 
 # Answers about entries of the ledger, as one file of JSON lines.

@@ -22,6 +22,7 @@ from eagletwin.harness.page.render import write_page
 
 from ..rows import spread
 from .__main__ import run
+from .common import shared_rows
 from .models.report import PAGE as MODELS_PAGE
 from .models.report import open_cells
 from .models.report import page as models_page
@@ -125,14 +126,22 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     assert "| 25015 | draft.positions | 11 **red**; 12 green |" in text
     assert "| small-tree (live) | engine.crash | 11 red a; 12 ? 1 |" in text
     assert "* a: draft.positions (25015)\n" in text
-    assert "1. SGLang refuses it (0.5.12)" in text
+    assert "1. SGLang refuses it\n" in text
     assert "| greedy output, 2 cases | | 11 2; 12 1 |" in text
     assert "0.5.12: 1 case did not finish: common-1 crashed: it fell" in text
     assert not empty(two(), ENTRIES)
-    later = [Measured(release=name, cells=two()[1].cells) for name in ("0.5.13", "0.5.14")]
-    assert "1. SGLang refuses it (0.5.12 to 0.5.14)" in page([*two(), *later], ENTRIES, ["x", "y"])
     write(tmp_path, two())
     assert [read(tmp_path)[name] for name in ("0.5.11", "0.5.12")] == two()
+
+
+def test_entries_of_the_same_answers_share_a_row_and_each_keeps_its_rule() -> None:
+    positions, tree = ENTRIES
+    chunk = LEDGER["26329"]
+    assert list(shared_rows([(positions, "yes"), (chunk, "no"), (tree, "yes")])) == [
+        "| 25015, small-tree (live) | draft.positions, engine.crash | yes |",
+        "| 26329 | draft.input_ids | no |",
+    ]
+    assert list(shared_rows([(positions, "yes"), (positions, "yes")])) == ["| 25015, 25015 | draft.positions | yes |"]
 
 
 @pytest.mark.parametrize("again", [False, True])

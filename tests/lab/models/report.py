@@ -9,6 +9,7 @@ from eagletwin.harness.commands.prove.report import reason
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families import FAMILIES
 
+from ..common import shared_rows, shorter
 from .survey import FILE, NOT_ASKED, InModel, ModelCell
 
 PAGE = "models.md"
@@ -21,11 +22,7 @@ def page(found: Sequence[InModel], entries: Sequence[Entry]) -> str:
     table = [
         "| entry | breaks | in models |",
         "|---|---|---|",
-        *(
-            f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {_by_word([(legend.word(entry, one), one.model) for one in found])} |"
-            for entry in entries
-        ),
+        *shared_rows([(entry, _by_word([(legend.word(entry, one), one.model) for one in found])) for entry in entries]),
     ]
     return "\n".join([*_head(found, entries), *table, "", *legend.lines(), *_tail()]) + "\n"
 
@@ -82,6 +79,8 @@ def _head(found: Sequence[InModel], entries: Sequence[Entry]) -> list[str]:
         "A proof is an entry's case carried over to the model: equal with the fix, diverged without it, three times alike.",
         f"Where that case does not reach the bug, other prompts and longer answers are tried, {CASES} cases at most.",
         "",
+        "Entries with the same answers share a row; rules that differ come in the order of the entries.",
+        "",
         "* home: the entry's own case is of this model. yes: proven by the entry's own rule.",
         "* yes with a letter: another rule is the first to break there, or another live bug is mended on both sides.",
         "* A number: not there, for the reason with that number below.",
@@ -132,7 +131,7 @@ class _Legend:
         if self._other and self._reasons:
             yield ""
         for why, number in self._reasons.items():
-            yield f"{number}. {why}"
+            yield f"{number}. {shorter(why)}"
 
 
 def _how(entry: Entry, answer: ModelCell) -> str:

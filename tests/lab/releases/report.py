@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.document import Document, DocumentSection, Table, TableCell, TableRow
 
+from ..common import shared_rows, shorter
 from .survey import FILE, Cell, Measured
 
 # releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone.
@@ -41,11 +41,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
     table = [
         "| entry | breaks | on releases |",
         "|---|---|---|",
-        *(
-            f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {_by_release(measured, [legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured])} |"
-            for entry in entries
-        ),
+        *shared_rows([(entry, _by_release(measured, legend.words(entry))) for entry in entries]),
         f"| greedy output, {len(right)} cases | | {_by_release(measured, [_outputs(one, right) for one in measured])} |",
     ]
     counts = Counter(cell.status for one in measured for cell in one.cells.values())
@@ -59,6 +55,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         + (f"Releases without a single verdict: {', '.join(silent)}." if silent else "Every release has at least one verdict."),
         "",
         "Releases are named without the leading 0.5.",
+        "Entries with the same answers share a row; rules that differ come in the order of the entries.",
         "",
         *_WORDS,
         *table,
@@ -141,9 +138,13 @@ class _Legend:
         self._entries = entries
         self._rules: dict[str, str] = {}
         self._where: dict[str, set[str]] = {}  # rule -> releases in which it comes before another entry's
-        self._reasons: dict[str, set[str]] = {}  # -> releases
+        self._reasons: dict[str, int] = {}
 
-    def word(self, release: str, entry: Known, cell: Cell | None) -> str:
+    def words(self, entry: Known) -> list[str]:
+        """That of each release."""
+        return [self._word(name, entry, one.cells.get(entry.id)) for name, one in self._measured.items()]
+
+    def _word(self, release: str, entry: Known, cell: Cell | None) -> str:
         if cell is None:
             return "(not measured)"
         if cell.status == "green":
@@ -154,8 +155,7 @@ class _Legend:
             self._where.setdefault(cell.rule, set()).add(release)
             return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
         why = cell.why.removeprefix(f"{entry.id} is ")
-        self._reasons.setdefault(why, set()).add(release)
-        return f"? {list(self._reasons).index(why) + 1}"
+        return f"? {self._reasons.setdefault(why, len(self._reasons) + 1)}"
 
     def lines(self) -> Iterator[str]:
         if self._rules:
@@ -168,14 +168,8 @@ class _Legend:
         if self._reasons:
             yield "Cannot tell, because:"
             yield ""
-        for number, (why, releases) in enumerate(self._reasons.items(), 1):
-            yield f"{number}. {why} ({self._ranges(releases)})"
-
-    def _ranges(self, releases: set[str]) -> str:
-        """These releases, each run of measured ones by its first and last."""
-        runs = groupby(self._measured, releases.__contains__)
-        ends = [(run[0], run[-1]) for has, names in runs if has for run in [list(names)]]
-        return ", ".join(first if first == last else f"{first} to {last}" for first, last in ends)
+        for why, number in self._reasons.items():
+            yield f"{number}. {shorter(why)}"
 
     def _red(self, rule: str, releases: set[str]) -> list[str]:
         """Entries that are red by this rule, their own, in every one of these releases."""
