@@ -256,7 +256,8 @@ class ProveFacts(ResultFacts, kw_only=True):
     asked: Annotated[int, says("how many entries were to be proven")] = 0
     seconds: float
     folder: Annotated[str, says("the run folder, which holds this object as proofs.json, and its page")] = ""
-    sglang: Annotated[str, says("the SGLang that ran, as traces call it; empty: published wheels")] = ""
+    sglang: Annotated[str, says("the SGLang or vLLM that ran, as traces call it; empty: published wheels")] = ""
+    engine: Annotated[str, says("`sglang` or `vllm`")] = "sglang"
     command: Annotated[str, says("the command that repeats it")] = ""
     interrupted: Annotated[bool, says("whether it was ended before all was proven")] = False
 
