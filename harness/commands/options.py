@@ -359,7 +359,8 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
         def wrapper(*args: Any, **kwargs: Any) -> object:
             given = {name: kwargs.pop(name, one.usual) for name, one in options.items()}
             named = {name: value for name, value in given.items() if name not in in_spec}
-            spec = {"spec": spec_of({name: given[name] for name in in_spec})} if "spec" in own else {}
+            first = {"engine": given["engines"][0].value} if given.get("engines") else {}  # of several that a command runs
+            spec = {"spec": spec_of({name: given[name] for name in in_spec} | first)} if "spec" in own else {}
             return command(*args, **kwargs, **named, **spec)
 
         plain = [one.replace(kind=keyword) for name, one in own.items() if name not in {*options, *further, "spec"}]
@@ -413,6 +414,14 @@ def _engine_of(given: dict[str, Any]) -> tuple[Engine, str]:
         other = f"--vllm {of_vllm}" if of_vllm else "--engine vllm"
         raise nothing_run(f"--sglang {of_sglang} with {other}: it names an SGLang", "name a vLLM by --vllm, or leave one out")
     return engine, of_sglang or of_vllm
+
+
+def on_engine(spec: RunSpec, engine: Engine) -> RunSpec:
+    """The same run, as that engine is released. Raises InputError for a run that names code or changes of one engine."""
+    if spec.sglang or spec.patches:
+        named = f"--{spec.mode.engine} {spec.sglang}" if spec.sglang else " ".join(spec.changes)
+        raise nothing_run(f"{named} with two engines: it is of one", "leave it out, or give one --engine")
+    return replace(spec, mode=replace(spec.mode, engine=engine))
 
 
 def _with_diff(one: bool, name: str, diffs: list[Path], engine: Engine) -> Path:
