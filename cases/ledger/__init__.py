@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch, read_patch
-from eagletwin.harness.core.run_spec import Engine
+from eagletwin.harness.core.run_spec import TITLES, Engine
 from eagletwin.harness.core.terminal import nearest
 from eagletwin.harness.families.valid import read_case
 
@@ -68,12 +68,22 @@ def entries_in(engine: Engine) -> dict[str, Entry]:
 LEDGER = entries_in("sglang")
 
 
-def patches_of(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> tuple[Patch, ...]:
-    """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError."""
+def patches_of(
+    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, engine: Engine = "sglang"
+) -> tuple[Patch, ...]:
+    """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError, also for those
+    of another engine."""
 
     def refusal(name: str, what: str, remedy: str) -> InputError:
         return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
 
+    for entry in (entry for name in (*(revert or ()), *(remedy or ())) for entry in entries_of(name)):
+        if entry.engine != engine:
+            raise InputError(
+                f"entry {entry.id} is a bug of {TITLES[entry.engine]}, and {TITLES[engine]} runs",
+                consequence="nothing was run",
+                remedy=f"leave it out, or give --engine {entry.engine}",
+            )
     patches: list[Patch] = []
     for entry in (entry for name in revert or () for entry in entries_of(name)):
         if entry.revert is None:

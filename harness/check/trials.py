@@ -21,7 +21,7 @@ from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, TITLES, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence, Verdict, View
@@ -256,7 +256,7 @@ def ask(probe: Probe, host: Host, patches: tuple[Patch, ...] = ()) -> Verdict:
 
 def probe_text(probe: Probe, verdict: Verdict, release: str) -> str:
     """What came of it, as a report would have it."""
-    lines = [f"{verdict.status.upper()}  {probe.id} on SGLang {release} (cpu, one function called alone)"]
+    lines = [f"{verdict.status.upper()}  {probe.id} on {TITLES[probe.engine]} {release} (cpu, one function called alone)"]
     if verdict.first is not None:
         lines += ["", f"  {verdict.rule}"]
         parts = (("index", verdict.first.index), ("expected", verdict.first.expected), ("actual", verdict.first.actual))

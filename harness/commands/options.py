@@ -396,7 +396,7 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
         sglang=named,
         mode=mode,
         kernels=given.get("kernels", "fast"),
-        patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]]),
+        patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]], engine),
         changes=tuple(word for name, values in changes.items() for value in values for word in (f"--{name}", str(value))),
         without=rules_off(given.get("without")),
         view=given.get("view", DEFAULT_RUN.view),

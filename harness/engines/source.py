@@ -482,8 +482,8 @@ def use(source: Source) -> None:
     found = module.__file__
     if found is None or not Path(found).parent.samefile(expected.parent):  # the files themselves may be links to one
         raise HarnessError(
-            f"this process has already imported the SGLang in {found}, and the one in {expected} is wanted",
-            consequence="nothing was run: the results would be those of another SGLang",
+            f"this process has already imported the {TITLES[_PACKAGE]} in {found}, and the one in {expected} is wanted",
+            consequence=f"nothing was run: the results would be those of another {TITLES[_PACKAGE]}",
             remedy="run these tests in a process of their own",
         )
 
