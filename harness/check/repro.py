@@ -101,7 +101,8 @@ def _difference_text(source: Source) -> str:
     base = source.difference.base
     return f"""
 {PATCH}, next to this script, makes that tree of {TITLES[source.engine]} {base}: in the folder that holds the
-{source.engine}/ of a copy, `patch -p1 < {PATCH}`. The same content has the same name, wherever it lies; what the patch cannot hold is named in it.
+{source.engine}/ of a copy, `patch -p1 < {PATCH}`. The same content has the same name,
+wherever it lies; what the patch cannot hold is named in it.
 """
 
 

@@ -370,7 +370,7 @@ def test_sglang_refuses_settings_of_vllm() -> None:
     ("words", "why"),
     [
         (("25015", "--engine", "vllm", "--sglang", "0.5.17"), r"--sglang 0\.5\.17 with --engine vllm"),
-        (("25015", "--engine", "vllm", "--vllm", "0.5.17"), r"'0\.5\.17' is neither a release nor a folder"),
+        (("vllm-chunk-tail", "--engine", "vllm", "--vllm", "0.5.17"), r"'0\.5\.17' is neither a release nor a folder"),
         (("25015", "--engine", "vllm", "--revert", "25015"), "entry 25015 is a bug of SGLang, and vLLM runs"),
         (("vllm-chunk-tail", "--engine", "sglang", "--engine", "vllm"), "on both engines: settings of vLLM"),
         (("25015", "--engine", "sglang", "--engine", "vllm"), "on both engines: "),
