@@ -21,9 +21,10 @@ from eagletwin.harness.core.case import (
     Sampling,
     SGLangSettings,
     Tier,
+    VLLMSettings,
 )
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Engine, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 # What the files of the ledger take from here besides the classes below.
@@ -44,6 +45,7 @@ __all__ = [
     "SGLangSettings",
     "Sampling",
     "Tier",
+    "VLLMSettings",
 ]
 
 
@@ -135,6 +137,7 @@ class Facts:
     last_bad  the last release before `fixed`, if the bug can be shown there; else `hidden` says why it cannot
     trigger   what a run needs for the bug to matter
     loses     how it shows in the acceptance of a server; None: it shows in the output, or in a crash, or in nothing
+    engine    whose bug it is, and whose releases are meant
     """
 
     id: str
@@ -146,6 +149,7 @@ class Facts:
     last_bad: str = ""
     hidden: str = ""
     loses: Loses | None = None
+    engine: Engine = "sglang"
 
     @property
     def state(self) -> str:
@@ -292,6 +296,12 @@ class Entry(Facts):
     def red(self) -> Side:
         return Side((self.revert,) if self.revert is not None else (), self.view or self.within)
 
+    @property
+    def options(self) -> str:
+        """What to type for a proof beside its id."""
+        of_engine = f"--engine {self.engine} " if self.engine != DEFAULT_RUN.mode.engine else ""
+        return f"{of_engine}{self.needs.options if self.needs is not None else ''}".rstrip()
+
     def says(self, side: Side) -> str:
         """What a side is, in words."""
         if self.view is not None:
@@ -309,6 +319,7 @@ class Entry(Facts):
 
     def command(self, side: Side, run: RunSpec = DEFAULT_RUN) -> str:
         """What to type to see one side."""
+        run = replace(run, mode=replace(run.mode, engine=self.engine))
         return self.run(side, run).command("check", self.id)
 
 

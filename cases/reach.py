@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import CPU, Mode, mode_of_case
+from eagletwin.harness.core.run_spec import CPU, TITLES, Mode, mode_of_case
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import admits, check_case, not_in_stages
 
-from .entry import Entry
+from .entry import Entry, Needs
 
 # Which entries of the ledger a mode can show, which mode of a CPU shows one, and what is said of the others.
 
@@ -19,6 +19,8 @@ from .entry import Entry
 def why_unreachable(entry: Entry, mode: Mode = CPU) -> str:
     """Why both sides of an entry are the same in this mode; empty if they are not."""
     needs = entry.needs
+    if entry.engine != mode.engine:
+        return f"{entry.id} is a bug of {TITLES[entry.engine]}: it needs --engine {entry.engine}"
     if needs is None:
         return ""
     mode = mode_of_case(mode, entry.case.engine.sglang)
@@ -41,18 +43,18 @@ def on_a_cpu(entry: Entry) -> Mode:
     """The mode of a CPU in which an entry shows; as it always is for one that shows in none."""
     needs = entry.needs
     if needs is None or needs.device not in ("", "cpu"):
-        return CPU
-    return Mode(overlap=bool(needs.overlap), pp=needs.pp)
+        return replace(CPU, engine=entry.engine)
+    return Mode(overlap=bool(needs.overlap), pp=needs.pp, engine=entry.engine)
 
 
 def unreached_text(entry: Entry, mode: Mode = CPU) -> str:
     """The same as text, with what follows and what to do."""
-    assert entry.needs is not None
-    where = ", on a machine that has it (docs/guide/gpu.md)" if entry.needs.device else ""
+    needs = entry.needs or Needs()
+    where = ", on a machine that has it (docs/guide/gpu.md)" if needs.device else ""
     return (
         f"UNKNOWN  {why_unreachable(entry, mode)}\n"
         "  so:  neither side was run; this says nothing about the release\n"
-        f"  try: eagletwin prove {entry.id} {entry.needs.options}{where}\n"
+        f"  try: eagletwin prove {f'{entry.id} {entry.options}'.rstrip()}{where}\n"
     )
 
 

@@ -1,6 +1,7 @@
 """The ledger: a file for each known bug, with its ENTRY, or ENTRIES where several share code or a subject.
 
-LEDGER maps ids to entries, PROBES ids to bugs that one call shows. The functions find entries, cases and patches by name.
+ENTRIES maps ids to entries, LEDGER to those of SGLang, PROBES to bugs that one call shows. The functions find entries, cases
+and patches by name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from pkgutil import iter_modules
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch, read_patch
+from eagletwin.harness.core.run_spec import TITLES, Engine
 from eagletwin.harness.core.terminal import nearest
 from eagletwin.harness.families.valid import read_case
 
@@ -25,6 +27,7 @@ host session tree_window certain_node logit_processor min_p penalties input_logp
 guidance impossible_sampler mixed retracted boundary_kv greedy_drafts
 retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
 hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive
+vllm
 pr_22958 pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads dsa_draft_reads
 """.split()  # noqa: SIM905
 
@@ -53,16 +56,34 @@ def by_id(bugs: Iterable[Known]) -> dict[str, Known]:
 
 
 _KNOWN = by_id(_load_entries(module.name for module in iter_modules(__path__)))
-LEDGER = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Entry)}
+ENTRIES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Entry)}
 PROBES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Probe)}
 
 
-def patches_of(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> tuple[Patch, ...]:
-    """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError."""
+def entries_in(engine: Engine) -> dict[str, Entry]:
+    """The ledger of one engine."""
+    return {name: entry for name, entry in ENTRIES.items() if entry.engine == engine}
+
+
+LEDGER = entries_in("sglang")
+
+
+def patches_of(
+    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, engine: Engine = "sglang"
+) -> tuple[Patch, ...]:
+    """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError, also for those
+    of another engine."""
 
     def refusal(name: str, what: str, remedy: str) -> InputError:
         return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
 
+    for entry in (entry for name in (*(revert or ()), *(remedy or ())) for entry in entries_of(name)):
+        if entry.engine != engine:
+            raise InputError(
+                f"entry {entry.id} is a bug of {TITLES[entry.engine]}, and {TITLES[engine]} runs",
+                consequence="nothing was run",
+                remedy=f"leave it out, or give --engine {entry.engine}",
+            )
     patches: list[Patch] = []
     for entry in (entry for name in revert or () for entry in entries_of(name)):
         if entry.revert is None:
@@ -102,7 +123,7 @@ def entries_of(name: str) -> list[Entry]:
         raise InputError(
             f"the ledger has no entry {name!r}",
             consequence="nothing was run",
-            remedy=nearest(name, LEDGER, "`eagletwin info ledger`"),
+            remedy=nearest(name, ENTRIES, "`eagletwin info ledger`"),
         )
     return found
 
@@ -110,25 +131,26 @@ def entries_of(name: str) -> list[Entry]:
 def _matching(name: str) -> list[Entry]:
     """The entry of this id, or all whose id begins with these words; an empty list if no id does."""
     name = name.removeprefix("#")
-    if name in LEDGER:  # and not also those that are named after it, such as draft-plan-flashmla after draft-plan
-        return [LEDGER[name]]
-    return [entry for entry in LEDGER.values() if entry.id.startswith(f"{name}-")]
+    if name in ENTRIES:  # and not also those that are named after it, such as draft-plan-flashmla after draft-plan
+        return [ENTRIES[name]]
+    return [entry for entry in ENTRIES.values() if entry.id.startswith(f"{name}-")]
 
 
-def ledger_of(names: list[str]) -> list[Entry]:
-    """The entries of these names; of `all`, the whole ledger. Raises InputError."""
-    return list(LEDGER.values()) if "all" in names else [entry for name in names for entry in entries_of(name)]
+def ledger_of(names: list[str], engine: Engine = "sglang") -> list[Entry]:
+    """The entries of these names; of `all`, the whole ledger of this engine. Raises InputError."""
+    return [*entries_in(engine).values()] if "all" in names else [entry for name in names for entry in entries_of(name)]
 
 
 def remedies_of(names: Iterable[str]) -> tuple[Patch, ...]:
     """The remedies of the entries with these ids, but for those that have none."""
-    return tuple(remedy for name in names if (remedy := LEDGER[name].remedy) is not None)
+    return tuple(remedy for name in names if (remedy := ENTRIES[name].remedy) is not None)
 
 
-def with_probes(names: list[str]) -> list[Known]:
+def with_probes(names: list[str], engine: Engine = "sglang") -> list[Known]:
     """The same, and the probes: calls of a single function instead of a case, which run on whole releases only."""
-    probes = PROBES.values() if "all" in names else [PROBES[name] for name in names if name in PROBES]
-    return [*ledger_of([name for name in names if name not in PROBES]), *probes]
+    everything = [one for one in PROBES.values() if one.engine == engine]
+    probes = everything if "all" in names else [PROBES[name] for name in names if name in PROBES]
+    return [*ledger_of([name for name in names if name not in PROBES], engine), *probes]
 
 
 def case_of(name: str) -> Case:

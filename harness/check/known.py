@@ -9,12 +9,12 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES, entries_in
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec, mode_of_case
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Engine, Mode, RunSpec, mode_of_case
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.changed_code import compare_sources
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
@@ -54,18 +54,18 @@ def likeness(one: Kind, other: Kind) -> int:
 
 def as_newest(source: Source, remedy: Patch) -> bool:
     """By the functions that the remedy edits. False where that cannot be seen: the release is not at hand, say."""
-    if source.called == releases()[-1]:
+    if source.called == releases(source.engine)[-1]:
         return True
-    newest = _newest()
+    newest = _newest(source.engine)
     if newest is None or remedy.switches or remedy.sglang_toggle is not None:
         return False
     return all(_same(edit.target, source.root, newest.root) for edit in remedy.edits)
 
 
 @cache
-def _newest() -> Source | None:
+def _newest(engine: Engine) -> Source | None:
     try:
-        return at_hand(releases()[-1])
+        return at_hand(releases(engine)[-1], engine)
     except EagletwinError:
         return None
 
@@ -189,8 +189,8 @@ class Suspected:
 # A rule is broken by many bugs, so its name alone says little: what is equal under a fix is that bug, and nothing else is. A
 # case that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 
-_WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
-_UNDONE = [entry.revert for entry in LEDGER.values() if entry.revert is not None]
+_WITHIN = {entry.within for entry in ENTRIES.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
+_UNDONE = [entry.revert for entry in ENTRIES.values() if entry.revert is not None]
 
 
 def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = False) -> str:
@@ -235,7 +235,7 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
 def may_have(version: str, entry: Entry) -> bool:
     """Whether an SGLang of this version has the bug; of a fork, or a commit, it may have each that is live."""
     release = version.partition("+")[0]
-    return entry.is_in(release) if release in releases() else not entry.fixed
+    return entry.is_in(release) if release in releases(entry.engine) else not entry.fixed
 
 
 def may_show(entry: Entry, case: Case, mode: Mode = CPU) -> bool:
@@ -247,7 +247,7 @@ def may_show(entry: Entry, case: Case, mode: Mode = CPU) -> bool:
 
 
 def entries_of(names: Sequence[str]) -> tuple[Entry, ...]:
-    return tuple(LEDGER[name] for name in names)
+    return tuple(ENTRIES[name] for name in names)
 
 
 def remedies_of(entries: Iterable[Entry]) -> list[Patch]:
@@ -257,7 +257,7 @@ def remedies_of(entries: Iterable[Entry]) -> list[Patch]:
 
 def apart(run: RunSpec) -> tuple[RunSpec, tuple[str, ...]]:
     """A run without the candidate fixes of the ledger that are among its patches, and the entries that these are of."""
-    named = {entry.remedy: entry.id for entry in reversed(LEDGER.values()) if entry.remedy in run.patches}
+    named = {entry.remedy: entry.id for entry in reversed(ENTRIES.values()) if entry.remedy in run.patches}
     pairs = zip(run.changes[::2], run.changes[1::2], strict=True)
     changes = tuple(word for pair in pairs if pair[0] != "--remedy" for word in pair)
     patches = tuple(patch for patch in run.patches if patch not in named)
@@ -279,11 +279,8 @@ def with_workarounds(run: RunSpec, entries: Sequence[Entry], view: View | None =
 def _mendable(run: RunSpec, version: str) -> list[Entry]:
     return [
         entry
-        for entry in LEDGER.values()
-        if entry.remedy is not None
-        and entry.remedy not in run.applied
-        and run.mode.engine == "sglang"  # the ledger is of its bugs
-        and may_have(version, entry)
+        for entry in entries_in(run.mode.engine).values()
+        if entry.remedy is not None and entry.remedy not in run.applied and may_have(version, entry)
     ]
 
 
@@ -336,7 +333,10 @@ class KnownBugMatcher:
         """Whether cases run as the tests prove each entry: on a CPU, all rules. A pipeline counts as well, in which most
         entries' cases do not run: their targets have one layer."""
         run = self.run
-        usual = run.mode == self.host.mode == replace(CPU, pp=run.mode.pp) and run.kernels == DEFAULT_RUN.kernels
+        usual = (
+            run.mode == self.host.mode == replace(CPU, pp=run.mode.pp, engine=run.mode.engine)
+            and run.kernels == DEFAULT_RUN.kernels
+        )
         return usual and not run.without
 
     @cached_property

@@ -41,7 +41,7 @@ seed        {seed}
 command     {command}
 {difference}
 python {script}              exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
-python {script} --sglang X   on another SGLang than {sglang}: a release or a source tree
+python {script} --{engine} X   on another {title} than {sglang}: a release or a source tree
 """
 
 import sys
@@ -78,6 +78,8 @@ def write_script(
         difference=_docstring(_difference_text(source)),
         script=SCRIPT,
         sglang=sglang,
+        engine=run.mode.engine,
+        title=run.mode.title,
         where=_where(run, source),
         case=literal(without_defaults(case)),
         kernels=run.kernels,
@@ -98,8 +100,9 @@ def _difference_text(source: Source) -> str:
         return ""
     base = source.difference.base
     return f"""
-{PATCH}, next to this script, makes that tree of SGLang {base}: in the folder that holds the sglang/ of a copy,
-`patch -p1 < {PATCH}`. The same content has the same name, wherever it lies; what the patch cannot hold is named in it.
+{PATCH}, next to this script, makes that tree of {TITLES[source.engine]} {base}: in the folder that holds the
+{source.engine}/ of a copy, `patch -p1 < {PATCH}`. The same content has the same name,
+wherever it lies; what the patch cannot hold is named in it.
 """
 
 
@@ -159,10 +162,11 @@ def _run_of(how: dict[str, Any]) -> RunSpec:
         ) from error
 
 
-def _options(sglang: str) -> argparse.Namespace | None:
+def _options(sglang: str, engine: Engine) -> argparse.Namespace | None:
     """What was typed behind the script's name; None: help, which was printed. Raises InputError."""
     parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
-    parser.add_argument("--sglang", metavar="RELEASE|PATH", default="", help=f"run on another SGLang than {sglang}")
+    other = f"run on another {TITLES[engine]} than {sglang}"
+    parser.add_argument(f"--{engine}", metavar="RELEASE|PATH", default="", dest="sglang", help=other)
     parser.add_argument("--out", type=Path, default=Path("eagletwin-runs"), help="folder for run folders")
     try:
         return parser.parse_args()
@@ -181,8 +185,8 @@ def _source(chosen: str, tree: str, sglang: str, engine: Engine) -> Source:
         made = f" with the {PATCH} next to this script" if "+dirty." in sglang else ""
         raise InputError(
             f"this case was made on {TITLES[engine]} {sglang}, and {tree} is now at {source.called}",
-            consequence="nothing was run: on another SGLang the same case may end otherwise",
-            remedy=f"bring back {sglang}{made}, or ask another one: --sglang {tree or source.called}",
+            consequence=f"nothing was run: on another {TITLES[engine]} the same case may end otherwise",
+            remedy=f"bring back {sglang}{made}, or ask another one: --{engine} {tree or source.called}",
         )
     if source.called != sglang:
         print(
@@ -193,7 +197,7 @@ def _source(chosen: str, tree: str, sglang: str, engine: Engine) -> Source:
 
 
 def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int:
-    options = _options(sglang)
+    options = _options(sglang, run.mode.engine)
     if options is None:
         return EXIT_EQUAL
     source = _source(options.sglang, tree, sglang, run.mode.engine)
@@ -245,15 +249,16 @@ def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[
     idle = idle_workarounds(trace, fitting)
     for patch in run.workarounds:
         if patch not in fitting.workarounds:
-            yield f"Left out: {patch.name} does not fit this SGLang."
+            yield f"Left out: {patch.name} does not fit this {run.mode.title}."
         elif idle >= {edit.target for edit in patch.edits}:
             yield f"Not needed here: nothing called what {patch.name} changes."
 
 
 def _of_finding(outcome: "Outcome", finding: str, called: str, sglang: str) -> Iterator[str]:
-    """What became of that which the case showed on SGLang `sglang`."""
+    """What became of that which the case showed on the engine's release or tree `sglang`."""
+    title = TITLES[outcome.trace.header.engine.name]
     shown = signature_of(outcome.verdict, outcome.trace.header.ending)
     if finding and outcome.verdict.status == "equal":
-        yield f"{'Fixed' if called != sglang else 'Not seen again'}: {finding} does not show on SGLang {called}."
+        yield f"{'Fixed' if called != sglang else 'Not seen again'}: {finding} does not show on {title} {called}."
     elif finding and shown is not None and str(shown) != finding:
         yield f"Not the finding that this script is for, which was {finding}."

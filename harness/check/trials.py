@@ -14,14 +14,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Probe
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, TITLES, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence, Verdict, View
@@ -208,7 +208,7 @@ def base_of(host: Host, run: RunSpec) -> Base | None:
     """What a run is to be compared with: the base that its SGLang names; else of a tree its release, or the one that is
     installed; of an SGLang that patches change, the same without them, but for remedies of the ledger, which the search is to
     look past. None: nothing is changed in it, or no release is at hand."""
-    remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in LEDGER.values()))
+    remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in ENTRIES.values()))
     if not (host.source.tree or host.source.base):
         return None if remedies == run.patches else Base(host, replace(run, patches=remedies, changes=()))
     try:
@@ -223,9 +223,10 @@ def base_of(host: Host, run: RunSpec) -> Base | None:
 def _release_of(tree: Source) -> Source | None:
     """The release that a tree was made from, or the installed one's; None if the tree is that, or it is not at hand."""
     version = tree.called.partition("+")[0]
-    if tree.called == version and version in releases():
+    known, newest = releases(tree.engine), installed_version("sglang")
+    if tree.called == version and version in known:
         return None
-    return at_hand(version if version in releases() else installed_version("sglang"))
+    return at_hand(version if version in known else newest if tree.engine == "sglang" else known[-1], tree.engine)
 
 
 # Ask a release by one call: the ledger's probes (cases/entry.py), whose bugs no case reaches without a GPU.
@@ -255,7 +256,7 @@ def ask(probe: Probe, host: Host, patches: tuple[Patch, ...] = ()) -> Verdict:
 
 def probe_text(probe: Probe, verdict: Verdict, release: str) -> str:
     """What came of it, as a report would have it."""
-    lines = [f"{verdict.status.upper()}  {probe.id} on SGLang {release} (cpu, one function called alone)"]
+    lines = [f"{verdict.status.upper()}  {probe.id} on {TITLES[probe.engine]} {release} (cpu, one function called alone)"]
     if verdict.first is not None:
         lines += ["", f"  {verdict.rule}"]
         parts = (("index", verdict.first.index), ("expected", verdict.first.expected), ("actual", verdict.first.actual))

@@ -1,6 +1,7 @@
 """`eagletwin check CASE`: run one case on one engine, and judge it."""
 
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,25 +21,41 @@ if TYPE_CHECKING:
     from eagletwin.harness.engines.start import Zygote
 
 
+class _Engine(Enum):
+    """Engine; Typer reads no list of a Literal."""
+
+    sglang = "sglang"
+    vllm = "vllm"
+
+
+ENGINES = option(ENGINE, "engines", list[_Engine], [_Engine.sglang], "ENGINE", "--engine")(
+    "The engine that runs: `sglang`, or `vllm`, for chains of EAGLE and EAGLE-3. Give both, and both run the case, and the "
+    "report says where they part."
+)
 AFTER = option(ENGINE, "after", Names, None, "CASE")(
     "First run this case in the same process, to repeat a state leak between cases. Repeatable."
 )
 
 
 @with_json
-@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, WHICH, HOW, LIMITS)
+@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, (ENGINES, *WHICH[1:]), HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
     *,
     after: list[str] | None,
+    engines: list[_Engine],
     out: Path,
     spec: RunSpec,
 ) -> int:
-    """Run one case on one engine and judge it."""
+    """Run one case on one engine, or on both, and judge it."""
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
     chosen, before = case_of(case), _before(case, after or ())
+    if len(set(engines)) > 1:
+        from .both import run_on_both
+
+        return run_on_both(case, chosen, before, out, spec)
     entry = find_entry(case)
     if entry is not None and why_unreachable(entry, spec.mode):
         # the case would be equal in this mode, and that says nothing about the bug that was named
@@ -46,7 +63,7 @@ def check(
         return EXIT_UNKNOWN
     again = spec.command("check", case, *(word for name in after or () for word in ("--after", name)))
     with Zygote(resolve(spec.sglang, spec.mode.engine), spec.mode) as zygote:
-        zygote.start()  # it imports SGLang while this process imports torch
+        zygote.start()  # it imports the engine while this process imports torch
         return _run(zygote, chosen, before, out, spec, again)
 
 

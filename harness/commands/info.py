@@ -15,6 +15,7 @@ import typer
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.files import ABSENT, cache_folder, installed_version
+from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.core.terminal import count, each, fold, width
 from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.engines.provision import releases as fetched_releases
@@ -30,6 +31,7 @@ AS_JSON = option("", "as_json", bool, False, "", "--json")("As JSON, for program
 LEDGER_OPTIONS = (
     flag("", "live")("Only bugs that no release has fixed."),
     option("", "release", str, "", "RELEASE", "--in")("Only bugs of this release."),
+    option("", "engine", Engine, "sglang", "ENGINE")("Of this engine, where no entry is named."),
     AS_JSON,
 )
 
@@ -43,14 +45,15 @@ def ledger(
     *,
     live: bool,
     release: str,
+    engine: Engine,
     as_json: bool,
 ) -> int:
     """List the known bugs: id, releases that have it, what a run needs for it to matter."""
     from eagletwin.cases.ledger import with_probes
 
-    chosen = [entry for entry in with_probes(ids or ["all"]) if not (live and entry.fixed)]
+    chosen = [entry for entry in with_probes(ids or ["all"], engine) if not (live and entry.fixed)]
     if release:
-        [known] = named_releases([release])
+        [known] = named_releases([release], engine)
         chosen = [entry for entry in chosen if entry.is_in(known)]
     if as_json:
         print(json.dumps([facts(entry) for entry in chosen], indent=1))
@@ -95,7 +98,8 @@ def full_text(entry: Known) -> str:
     if not isinstance(entry, Entry):
         return "\n".join([*lines, f"  try           {entry.command}", ""])
     needs = f" {entry.needs.options}" if entry.needs is not None else ""
-    lines += [f"  try           {entry.command(entry.red)}{needs}", f"                eagletwin prove {entry.id}{needs}", ""]
+    proof = f"eagletwin prove {entry.id} {entry.options}".rstrip()
+    lines += [f"  try           {entry.command(entry.red)}{needs}", f"                {proof}", ""]
     return "\n".join(lines)
 
 
@@ -194,16 +198,15 @@ def releases_fetch(
     return EXIT_EQUAL
 
 
-def named_releases(names: list[str] | None) -> list[str]:
+def named_releases(names: list[str] | None, engine: Engine = "sglang") -> list[str]:
     """The releases of these names; all of them if no name is given. Raises InputError for an unknown release."""
-    from eagletwin.harness.engines.provision import releases as known
-
+    known = fetched_releases(engine)
     for name in names or ():
-        if name not in known():
+        if name not in known:
             raise InputError(
-                f"{name!r} is not a known release", consequence="nothing was done", remedy=f"use some of {', '.join(known())}"
+                f"{name!r} is not a known release", consequence="nothing was done", remedy=f"use some of {', '.join(known)}"
             )
-    return [name for name in known() if name in names] if names else list(known())
+    return [name for name in known if name in names] if names else list(known)
 
 
 # `eagletwin info doctor`: what can run on this machine, and what is missing. Boots an engine to be sure; changes nothing.

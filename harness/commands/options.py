@@ -244,7 +244,10 @@ SOURCE = (
 )
 WHICH = (
     option(ENGINE, "engine", Engine, "sglang", "ENGINE")(
-        "The engine that runs: `sglang`, or `vllm`: a fixed release, for chains of EAGLE and EAGLE-3."
+        "The engine that runs: `sglang`, or `vllm`, for chains of EAGLE and EAGLE-3."
+    ),
+    option(ENGINE, "vllm", str, "", "RELEASE|PATH", show_default=False)(
+        "Run this vLLM: a published release, or a source tree. Default: with --engine vllm the newest release that is known."
     ),
 )
 KERNELS = (
@@ -356,7 +359,8 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
         def wrapper(*args: Any, **kwargs: Any) -> object:
             given = {name: kwargs.pop(name, one.usual) for name, one in options.items()}
             named = {name: value for name, value in given.items() if name not in in_spec}
-            spec = {"spec": spec_of({name: given[name] for name in in_spec})} if "spec" in own else {}
+            first = {"engine": given["engines"][0].value} if given.get("engines") else {}  # of several that a command runs
+            spec = {"spec": spec_of({name: given[name] for name in in_spec} | first)} if "spec" in own else {}
             return command(*args, **kwargs, **named, **spec)
 
         plain = [one.replace(kind=keyword) for name, one in own.items() if name not in {*options, *further, "spec"}]
@@ -376,22 +380,23 @@ _OF_RUN = {one.name for group in (CHANGES, JUDGING, STRICT, REPEAT, SOURCE, WHIC
 def spec_of(given: dict[str, Any]) -> RunSpec:
     """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
-    sglang, files = given.get("sglang", ""), [Path(file) for file in changes["patch"]]
+    engine, named = _engine_of(given)
+    files = [Path(file) for file in changes["patch"]]
     if files:
         from eagletwin.harness.engines.source import is_diff  # each command would pay for it as it starts
 
         if diffs := [file for file in files if is_diff(file)]:
-            sglang = str(_with_diff(given, diffs))
+            named = str(_with_diff("sglang" in given, named, diffs, engine))
             changes["patch"] = [str(file) for file in files if file not in diffs]
-    engine = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
-    mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
-    mode = replace(mode, engine=given.get("engine", "sglang"))
+    how = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
+    mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **how)
+    mode = replace(mode, engine=engine)
     check_kernels(given.get("kernels", "fast"), mode)
     return RunSpec(
-        sglang=sglang,
+        sglang=named,
         mode=mode,
         kernels=given.get("kernels", "fast"),
-        patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]]),
+        patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]], engine),
         changes=tuple(word for name, values in changes.items() for value in values for word in (f"--{name}", str(value))),
         without=rules_off(given.get("without")),
         view=given.get("view", DEFAULT_RUN.view),
@@ -401,14 +406,33 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
     )
 
 
-def _with_diff(given: dict[str, Any], diffs: list[Path]) -> Path:
-    """The tree that the release becomes with a unified diff. Raises InputError."""
-    if "sglang" not in given or len(diffs) > 1:
+def _engine_of(given: dict[str, Any]) -> tuple[Engine, str]:
+    """The engine, and its release or tree. --vllm names both. Raises InputError for a name of the other engine."""
+    of_sglang, of_vllm = given.get("sglang", ""), given.get("vllm", "")
+    engine: Engine = "vllm" if of_vllm else given.get("engine", "sglang")
+    if of_sglang and engine == "vllm":
+        other = f"--vllm {of_vllm}" if of_vllm else "--engine vllm"
+        raise nothing_run(f"--sglang {of_sglang} with {other}: it names an SGLang", "name a vLLM by --vllm, or leave one out")
+    return engine, of_sglang or of_vllm
+
+
+def on_engine(spec: RunSpec, engine: Engine) -> RunSpec:
+    """The same run, as that engine is released. Raises InputError for a run that names code or changes of one engine."""
+    if spec.sglang or spec.patches:
+        named = f"--{spec.mode.engine} {spec.sglang}" if spec.sglang else " ".join(spec.changes)
+        raise nothing_run(f"{named} with two engines: it is of one", "leave it out, or give one --engine")
+    return replace(spec, mode=replace(spec.mode, engine=engine))
+
+
+def _with_diff(one: bool, name: str, diffs: list[Path], engine: Engine) -> Path:
+    """The tree that the release of this name becomes with a unified diff. one: of a command that runs one release. Raises
+    InputError."""
+    if not one or len(diffs) > 1:
         several = "a command of several releases" if len(diffs) == 1 else "several diffs"
         raise nothing_run(
             f"{diffs[0]} is a diff, in {several}",
-            "apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
+            f"apply it to a source tree and name that by --{engine}, or use edits: docs/reference/patch.md",
         )
     from eagletwin.harness.engines.source import patched_tree, resolve
 
-    return patched_tree(resolve(given["sglang"]), diffs[0])
+    return patched_tree(resolve(name, engine), diffs[0])

@@ -59,7 +59,7 @@ class CheckFacts(ResultFacts, kw_only=True):
     """A case that ran."""
 
     case: Annotated[str, says("its name")]
-    sglang: Annotated[str, says("the SGLang that ran, as traces call it")]
+    sglang: Annotated[str, says("the SGLang or vLLM that ran, as traces call it")]
     verdict: Annotated[
         Verdict,
         says(
@@ -70,6 +70,14 @@ class CheckFacts(ResultFacts, kw_only=True):
     folder: Annotated[str, says("the run folder")]
     again: Annotated[str, says("the command that repeats it")] = ""
     known: Annotated[str, says("the ledger's bug that it may be")] = ""
+
+
+class BothFacts(ResultFacts, kw_only=True):
+    """A case that ran on both engines."""
+
+    runs: Annotated[list[CheckFacts], says("SGLang's, then vLLM's, as of one engine")]
+    parting: Annotated[str, says("which engine is wrong, and where; if none is, the first place where they differ")]
+    again: Annotated[str, says("the command that repeats it")] = ""
 
 
 class SearchFacts(ResultFacts, kw_only=True):
@@ -256,7 +264,8 @@ class ProveFacts(ResultFacts, kw_only=True):
     asked: Annotated[int, says("how many entries were to be proven")] = 0
     seconds: float
     folder: Annotated[str, says("the run folder, which holds this object as proofs.json, and its page")] = ""
-    sglang: Annotated[str, says("the SGLang that ran, as traces call it; empty: published wheels")] = ""
+    sglang: Annotated[str, says("the SGLang or vLLM that ran, as traces call it; empty: published wheels")] = ""
+    engine: Annotated[str, says("`sglang` or `vllm`")] = "sglang"
     command: Annotated[str, says("the command that repeats it")] = ""
     interrupted: Annotated[bool, says("whether it was ended before all was proven")] = False
 
@@ -355,6 +364,7 @@ class ReleasesFacts(ResultFacts, kw_only=True):
 # What each command prints. The others print what they did before there was a schema, or are no commands with a result.
 SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
+    "check --engine ENGINE --engine ENGINE": BothFacts,
     "fuzz": SearchFacts,
     "prove": ProveFacts,
     "bisect": BisectFacts,

@@ -299,6 +299,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     null block.
 
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
+    max_model_len: rows of the longest request; 0: as many as the pool and the recipe have.
     whole_budget: chunked_prefill_size and chunks are the budget of all tokens of a step, as on a server, where drafts that it
     has no room for are not verified; else of its prefills, and what the requests need that run comes on top.
     """
@@ -306,6 +307,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model_runner: ModelRunner = "v2"
     max_num_seqs: Annotated[int, Meta(ge=1, le=64)] = 8
     num_gpu_blocks: Annotated[int, Meta(ge=4, le=4096)] = 64
+    max_model_len: Annotated[int, Meta(ge=0, le=65536)] = 0
     enable_prefix_caching: bool = False
     whole_budget: bool = False
 

@@ -1,4 +1,4 @@
-"""One run: on which SGLang a case runs, in which mode, what is changed in it, and how it is judged.
+"""One run: on which SGLang or vLLM a case runs, in which mode, what is changed in it, and how it is judged.
 
 Everything that names a run is derived from a RunSpec: the options that a person types to have it again, the reproduction
 script, what a search hands to an engine. Imports nothing slow: start.py reads it before torch is there.
@@ -130,7 +130,7 @@ DEFAULT_LIMITS = Limits()
 class RunSpec(Struct, frozen=True, kw_only=True):
     """One run, whatever the case.
 
-    sglang   what `--sglang` named: "" for the installed one, a release, or a folder
+    sglang   what `--sglang`, or `--vllm`, named: "" for the installed one, or the newest known; a release; or a folder
     patches  changes in memory; `changes`: the options that give them, such as ("--revert", "26329"), as far as options can
     workarounds  candidate fixes of known bugs, which keep these out of a case that is about something else: one that nothing
              calls is no doubt about the verdict, as a patch would be
@@ -166,7 +166,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
         words = [*self.changes, *(word for rule in sorted(self.without) for word in ("--without", rule))]
         given = (
             ("--view", self.view, DECLARED_VIEW),
-            ("--sglang", self.sglang, ""),
+            (f"--{self.mode.engine}", self.sglang, ""),
             ("--kernels", self.kernels, "fast"),
             ("--repeat", self.repeat, 1),
             ("--step-timeout", exact(self.limits.step), exact(DEFAULT_LIMITS.step)),

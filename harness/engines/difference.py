@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Watch, changes_of
 from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.run_spec import TITLES
 
 from .changed_code import Changed, compare_sources
 from .provision import digest_of
@@ -25,8 +26,8 @@ DOCUMENTS = (".md", ".rst", ".txt")
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that differs, by its path from the folder that holds sglang/. None: it is not there; old_known: whether `old` is
-    what was there, or the original is not at hand."""
+    """A file that differs, by its path from the folder that holds the package. None: it is not there; old_known: whether `old`
+    is what was there, or the original is not at hand."""
 
     path: str
     old: bytes | None
@@ -93,9 +94,10 @@ def content_of(file: Path) -> bytes | None:
 
 def _original(path: str, digest: str, version: str) -> bytes | None:
     """A file of a release as its RECORD says, from the installed SGLang or from the cache; None: neither has it."""
-    places = [cache_folder("releases") / version / path]
+    package = path.partition("/")[0]
+    places = [cache_folder("releases" if package == "sglang" else package) / version / path]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        places.insert(0, Path(str(importlib.metadata.distribution("sglang").locate_file(path))))
+        places.insert(0, Path(str(importlib.metadata.distribution(package).locate_file(path))))
     for place in places:
         try:
             if digest_of(place) == digest:
@@ -141,7 +143,9 @@ def _compare_file(file: File) -> Changed:
 
 
 def _patch(base: str, files: Sequence[File]) -> str:
-    parts = [f"Makes the tree that was run of SGLang {base}: `patch -p1` in the folder that holds its sglang/.\n"]
+    package = files[0].path.partition("/")[0] if files else "sglang"
+    title = TITLES.get(package, package)
+    parts = [f"Makes the tree that was run of {title} {base}: `patch -p1` in the folder that holds its {package}/.\n"]
     size = 0
     for file in files:
         text = _lines_of(file)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.files import alone, cache_folder
+from eagletwin.harness.core.run_spec import Engine
 
 # releases.lock, read: which releases of SGLang are known, and which files make each of them and the packages that it pins.
 
@@ -66,9 +67,14 @@ def lock() -> dict[str, Section]:
     return parse(FILE.read_text(encoding="utf-8"))
 
 
-def releases() -> tuple[str, ...]:
-    """The known releases, oldest first."""
-    return tuple(section.name for section in lock().values() if section.kind == "releases")
+def kind_of(engine: Engine) -> str:
+    """The kind of the sections of an engine's releases."""
+    return "releases" if engine == "sglang" else engine
+
+
+def releases(engine: Engine = "sglang") -> tuple[str, ...]:
+    """The known releases of an engine, oldest first."""
+    return tuple(section.name for section in lock().values() if section.kind == kind_of(engine))
 
 
 # Not unpacked, since no scheduler imports it: image and video models, and the extensions of the HTTP and gRPC servers, a third
@@ -124,40 +130,42 @@ def is_whole(folder: Path, section: Section) -> bool:
     return _matches_records(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], files_below(folder))
 
 
-def record_of(release: str) -> Path | None:
-    """The RECORD of a release's wheel, of the installed SGLang or the cache: that of a copy may have been written anew."""
-    places = [cache_folder("releases") / release / f"sglang-{release}.dist-info" / "RECORD"]
+def record_of(release: str, engine: Engine = "sglang") -> Path | None:
+    """The RECORD of a release's wheel, of the installed one or the cache: that of a copy may have been written anew."""
+    name = f"{engine}-{release}.dist-info/RECORD"
+    places = [cache_folder(kind_of(engine)) / release / name]
     with suppress(PackageNotFoundError):
-        if (here := distribution("sglang")).version == release:
-            places.insert(0, Path(str(here.locate_file(f"sglang-{release}.dist-info/RECORD"))))
+        if (here := distribution(engine)).version == release:
+            places.insert(0, Path(str(here.locate_file(name))))
     return next((place for place in places if place.is_file()), None)
 
 
 def changed_since_release(
     folder: Path, wheel: str, record: Path | None = None, *, by_time: bool = False
 ) -> dict[str, str] | None:
-    """The files of the package sglang, in a folder that may hold others, that are not as a wheel's RECORD says: by path, with
+    """The files of the engine's package, in a folder that may hold others, that are not as a wheel's RECORD says: by path, with
     the digest that RECORD names, "" if it does not name the file. None: its RECORD is missing or unreadable.
 
     wheel: name of its dist-info folder; record: another RECORD of it. by_time: read only files that were written after RECORD,
     which an installer writes last; the system keeps that time (ctime), and nobody can set it.
     """
+    package = wheel.partition("-")[0]
     try:
         installed = (folder / wheel / "RECORD").stat().st_ctime_ns if by_time else 0
         rows = [*_rows(folder / wheel / "RECORD")]
         rows = [*_rows(record)] if record is not None else rows
-        recorded = {name: digest for name, digest in rows if name.startswith("sglang/")}
+        recorded = {name: digest for name, digest in rows if name.startswith(f"{package}/")}
     except (OSError, ValueError, csv.Error):
         return None
-    files = {f"sglang/{name}" for name in files_below(folder / "sglang")}
+    files = {f"{package}/{name}" for name in files_below(folder / package)}
     gone = (name for name in recorded.keys() - files if not LEFT_OUT.match(name) and "__pycache__" not in name)
     changed = (name for name in files if name not in recorded or not _is(folder / name, recorded[name], installed))
     return {name: recorded.get(name, "") for name in sorted((*gone, *changed))}
 
 
-def files_of_package(folder: Path) -> set[str]:
-    """The files of the package sglang in a folder, by their paths from there, without those that are not unpacked."""
-    return {name for name in (f"sglang/{name}" for name in files_below(folder / "sglang")) if not LEFT_OUT.match(name)}
+def files_of_package(folder: Path, package: str = "sglang") -> set[str]:
+    """The files of an engine's package in a folder, by their paths from there, without those that are not unpacked."""
+    return {name for name in (f"{package}/{name}" for name in files_below(folder / package)) if not LEFT_OUT.match(name)}
 
 
 def _is(file: Path, digest: str, installed: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which SGLang an engine runs: the installed one, a published release, or a source tree as it is; and what to call it."""
+"""Which SGLang or vLLM runs: the installed one, a published release, or a source tree as it is; and what to call it."""
 
 import contextlib
 import hashlib
@@ -31,10 +31,12 @@ from .difference import (
     watch_of,
 )
 from .provision import (
+    Section,
     changed_since_release,
     files_below,
     files_of_package,
     is_there,
+    kind_of,
     lock,
     provide,
     record_of,
@@ -47,13 +49,14 @@ _MANY = 300  # files that differ from HEAD byte for byte
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An SGLang. `paths` come before everything else on the engine processes' sys.path; empty: what is installed here.
+    """An engine's code. `paths` come before everything else on the engine processes' sys.path; empty: what is installed here.
 
     name     what the user called it: "" of the installed one, a release, or a folder
     version  what traces call it: the release, or the commit of a tree, with a digest of what was changed in it since; "" of the
              installed one, which knows its own
     difference  what was changed in a tree since; None: nothing, or the originals are missing
-    base     the SGLang that it is a change of, where one is named (two_trees.as_change)
+    base     the one that it is a change of, where one is named (two_trees.as_change)
+    engine   whose it is; its package has that name
     """
 
     name: str = ""
@@ -61,18 +64,19 @@ class Source:
     version: str = ""
     difference: Difference | None = None
     base: "Source | None" = None
+    engine: Engine = "sglang"
 
     @property
     def called(self) -> str:
         """What to call it where nothing was imported yet."""
-        return self.version or installed_version("sglang")
+        return self.version or installed_version(self.engine)
 
     @property
     def root(self) -> Path:
-        """The folder that holds its sglang/."""
+        """The folder that holds its package."""
         if self.paths:
             return self.paths[0]
-        found = importlib.util.find_spec("sglang")
+        found = importlib.util.find_spec(self.engine)
         assert found is not None
         assert found.submodule_search_locations
         return Path(found.submodule_search_locations[0]).parent
@@ -87,52 +91,40 @@ INSTALLED = Source()
 
 
 def resolve(name: str, engine: Engine = "sglang") -> Source:
-    """The SGLang of this name, fetched if need be; of another engine its newest release, which has no name. Raises InputError
-    for an unknown name, NotFetched if fetching failed."""
-    if engine != "sglang":
-        return _only_release(name, engine)
-    if name in ("", installed_version("sglang")):
+    """The code of this name, fetched if need be; without a name the installed SGLang, or vLLM's newest known release. Raises
+    InputError for an unknown name, NotFetched if fetching failed."""
+    if engine == "sglang" and name in ("", installed_version("sglang")):
         return _installed_source()
-    section = lock().get(f"releases/{name}")
+    name = name or releases(engine)[-1]
+    section = lock().get(f"{kind_of(engine)}/{name}")
     if section is not None:
-        folder = provide(section)
-        return Source(name, (folder, *_layers(folder)), name)
+        return _release(section, engine)
     if Path(name).is_dir():
-        return _tree(Path(name).absolute())
+        return _tree(Path(name).absolute(), engine)
     raise InputError(
         f"{name!r} is neither a release nor a folder",
         consequence="nothing was run",
-        remedy=f"use a source tree or one of {', '.join(releases())}",
+        remedy=f"use a source tree of {TITLES[engine]} or one of {', '.join(releases(engine))}",
     )
 
 
-def _only_release(name: str, engine: Engine) -> Source:
-    """An engine that runs in its newest known release alone."""
-    section = [one for one in lock().values() if one.kind == engine][-1]
-    if name not in ("", section.name):
-        raise InputError(
-            f"--sglang {name} with --engine {engine}: it names an SGLang",
-            consequence="nothing was run",
-            remedy=f"leave one of the two out; eagletwin runs {TITLES[engine]} {section.name}",
-        )
-    return Source(section.name, (provide(section),), section.name)
-
-
-def at_hand(release: str) -> Source | None:
-    """A release, unchanged: the installed one, or the cache's. None: it is not here. Raises NotFetched for a damaged one."""
-    if release == installed_version("sglang") and not (source := _installed_source()).tree:
-        return source
-    section = lock().get(f"releases/{release}")
-    if section is None or not is_there(section):
-        return None
+def _release(section: Section, engine: Engine) -> Source:
     folder = provide(section)
-    return Source(release, (folder, *_layers(folder)), release)
+    return Source(section.name, (folder, *(_layers(folder) if engine == "sglang" else ())), section.name, engine=engine)
 
 
-def here() -> tuple[str, ...]:
+def at_hand(release: str, engine: Engine = "sglang") -> Source | None:
+    """A release, unchanged: the installed one, or the cache's. None: it is not here. Raises NotFetched for a damaged one."""
+    if engine == "sglang" and release == installed_version("sglang") and not (source := _installed_source()).tree:
+        return source
+    section = lock().get(f"{kind_of(engine)}/{release}")
+    return None if section is None or not is_there(section) else _release(section, engine)
+
+
+def here(engine: Engine = "sglang") -> tuple[str, ...]:
     """The known releases that need no network, oldest first."""
-    of_here = installed_version("sglang")
-    return tuple(name for name in releases() if name == of_here or is_there(lock()[f"releases/{name}"]))
+    of_here = installed_version("sglang") if engine == "sglang" else ""
+    return tuple(name for name in releases(engine) if name == of_here or is_there(lock()[f"{kind_of(engine)}/{name}"]))
 
 
 def _installed_source() -> Source:
@@ -144,52 +136,54 @@ def _installed_source() -> Source:
     wheels = [metadata.parent.name for metadata in root.glob("sglang-*.dist-info/METADATA")]
     if wheels and changed_since_release(root, wheels[0], by_time=True) == {}:
         return INSTALLED
-    return _tree(root) if wheels or (root / "sglang" / "__init__.py").is_file() else INSTALLED
+    return _tree(root, "sglang") if wheels or (root / "sglang" / "__init__.py").is_file() else INSTALLED
 
 
-def _tree(folder: Path) -> Source:
+def _tree(folder: Path, engine: Engine) -> Source:
+    """A source tree. vLLM's finds the packages that it alone needs in the newest release."""
     for root in (folder, folder / "python"):
-        if (root / "sglang" / "__init__.py").is_file():
-            version, difference = _identity(root)
+        if (root / engine / "__init__.py").is_file():
+            version, difference = _identity(root, engine)
             if difference is not None and difference.watch.differs.unlisted:
                 _warn_unlisted(root, difference)
-            return Source(str(folder), (root, *_layers(root)), version, difference)
+            further = _layers(root) if engine == "sglang" else resolve("", engine).paths
+            return Source(str(folder), (root, *further), version, difference, engine=engine)
     raise InputError(
-        f"{folder} holds no sglang",
+        f"{folder} holds no {engine}",
         consequence="nothing was run",
-        remedy="name the root of a checkout, or the folder of sglang/",
+        remedy=f"name the root of a checkout, or the folder of {engine}/",
     )
 
 
-def _identity(root: Path) -> tuple[str, Difference | None]:
+def _identity(root: Path, engine: Engine) -> tuple[str, Difference | None]:
     """The commit, else the wheel's version, and what was changed since; "+dirty." and a digest of that are part of the name.
     Without either, a digest of the files."""
     commit = _head(root)
-    if commit and _git(root, "ls-files", "sglang/__init__.py"):  # else the repository around it is another
-        return _add_dirty_suffix(commit, _since_head(root, commit))
-    for metadata in root.glob("sglang-*.dist-info/METADATA"):
+    if commit and _git(root, "ls-files", f"{engine}/__init__.py"):  # else the repository around it is another
+        return _add_dirty_suffix(commit, _since_head(root, commit, engine))
+    for metadata in root.glob(f"{engine}-*.dist-info/METADATA"):
         found = re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
-            changes = changed_since_release(root, metadata.parent.name, record_of(found[1]))
+            changes = changed_since_release(root, metadata.parent.name, record_of(found[1], engine))
             if changes is None:  # a wheel whose RECORD cannot be read
-                return f"{found[1]}+dirty.{_digest_of_all(root)[:8]}", None
+                return f"{found[1]}+dirty.{_digest_of_all(root, engine)[:8]}", None
             return _add_dirty_suffix(found[1], since_release(root, found[1], changes))
-    return f"tree-{_digest_of_all(root)[:10]}", None
+    return f"tree-{_digest_of_all(root, engine)[:10]}", None
 
 
 def _add_dirty_suffix(base: str, difference: Difference | None) -> tuple[str, Difference | None]:
     return base + (f"+dirty.{difference.digest}" if difference is not None else ""), difference
 
 
-def _digest_of_all(root: Path) -> str:
+def _digest_of_all(root: Path, package: str) -> str:
     digest = hashlib.sha256()
-    for name in sorted(name for name in files_below(root / "sglang") if name.endswith(".py")):
-        digest.update(f"sglang/{name}".encode() + b"\0" + (root / "sglang" / name).read_bytes())
+    for name in sorted(name for name in files_below(root / package) if name.endswith(".py")):
+        digest.update(f"{package}/{name}".encode() + b"\0" + (root / package / name).read_bytes())
     return digest.hexdigest()
 
 
-def _since_head(root: Path, commit: str) -> Difference | None:
-    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
+def _since_head(root: Path, commit: str, package: str) -> Difference | None:
+    """How the package differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
 
     Each file of HEAD is compared by its content: git goes by time and size, to the second, and passes over files that it was
     told not to look at (assume-unchanged, skip-worktree). Where many differ, a checkout writes them in another way than HEAD
@@ -197,17 +191,17 @@ def _since_head(root: Path, commit: str) -> Difference | None:
     or folder counts by what it leads to, which git does not read.
     """
     names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--")
-    staged = _git_list(root, "diff", "--cached", *names, "sglang")  # one of them may be ignored
-    blobs, further = _blobs_of_head(root)
+    staged = _git_list(root, "diff", "--cached", *names, package)  # one of them may be ignored
+    blobs, further = _blobs_of_head(root, package)
     changed = [path for path, blob in blobs.items() if not _is_blob(root / path, blob)]
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         index = Path(scratch, "index")
         _git_list(root, "read-tree", "HEAD", index=index)
         if len(changed) > _MANY:
-            changed, further = [], ["sglang"]
+            changed, further = [], [package]
         if further:
             changed += _git_list(root, "diff", *names, *further, index=index)
-        untracked = _git_list(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
+        untracked = _git_list(root, "ls-files", "--others", "--exclude-standard", "-z", "--", package, index=index)
     listed = dict.fromkeys(file for path in (*staged, *changed, *untracked) for file in _behind(root, path))
     paths = [path for path in listed if path not in blobs or not _is_blob(root / path, blobs[path])]
     return since_commit(root, commit, paths, [_of_head(root, path) for path in paths])
@@ -219,9 +213,9 @@ def _behind(root: Path, path: str) -> list[str]:
     return [f"{path}/{name}" for name in files_below(place)] if place.is_symlink() and place.is_dir() else [path]
 
 
-def _blobs_of_head(root: Path) -> tuple[dict[str, str], list[str]]:
-    """The digest that git has of each file of sglang/ in HEAD, and what is no file: links, submodules."""
-    entries = [entry.partition("\t") for entry in _git_list(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang")]
+def _blobs_of_head(root: Path, package: str) -> tuple[dict[str, str], list[str]]:
+    """The digest that git has of each file of the package in HEAD, and what is no file: links, submodules."""
+    entries = [entry.partition("\t") for entry in _git_list(root, "ls-tree", "-r", "-z", "HEAD", "--", package)]
     blobs = {path: about.split()[2] for about, _, path in entries if about.startswith("100")}
     return blobs, [path for *_, path in entries if path not in blobs]
 
@@ -328,7 +322,7 @@ def _layers(root: Path) -> tuple[Path, ...]:
     return ()
 
 
-# A unified diff as an SGLang: a tree of hard links to a release, in the cache, with the diff applied. Evidence of it is
+# A unified diff as an engine's code: a tree of hard links to a release, in the cache, with the diff applied. Evidence of it is
 # that of a tree: code outside of functions and Triton kernels count.
 
 _PATH = re.compile(r"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
@@ -344,22 +338,22 @@ def is_diff(file: Path) -> bool:
 
 def patched_tree(source: Source, file: Path) -> Path:
     """The folder of the release with the diff applied; made once for each content. Paths in the diff may begin anywhere above
-    sglang/; documents and tests outside of it are left out. Raises InputError, also for other files outside."""
-    text = file.read_bytes()
-    wheels = [*source.root.glob("sglang-*.dist-info")]
+    the package; documents and tests outside of it are left out. Raises InputError, also for other files outside."""
+    text, package = file.read_bytes(), source.engine
+    wheels = [*source.root.glob(f"{package}-*.dist-info")]
     if source.difference is not None or len(wheels) != 1:
         raise _input_error(
-            f"{file} is a diff, and {source.name or 'SGLang'} is not a release", "apply it to that tree: git apply"
+            f"{file} is a diff, and {source.name or TITLES[package]} is not a release", "apply it to that tree: git apply"
         )
-    depth = _depth(file, text.decode(errors="replace"), source.root)
+    depth = _depth(file, text.decode(errors="replace"), source.root, package)
     digest = hashlib.sha256(f"{wheels[0].name}\0{depth}\0".encode() + text).hexdigest()[:16]
     place = cache_folder("patched") / f"{file.stem}-{digest}"
     if place.is_dir():
         return place
     with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         root = Path(scratch, "tree")
-        link_tree((source.root / "sglang", wheels[0]), root)
-        _apply(file, text, depth, root)
+        link_tree((source.root / package, wheels[0]), root)
+        _apply(file, text, depth, root, package)
         try:
             root.rename(place)
         except OSError:  # another process has just made it
@@ -368,28 +362,28 @@ def patched_tree(source: Source, file: Path) -> Path:
     return place
 
 
-def _depth(file: Path, text: str, root: Path) -> int:
-    """How many folders stand before sglang/ in the diff's paths, so that most of them are files of the release below root."""
+def _depth(file: Path, text: str, root: Path, package: str) -> int:
+    """How many folders stand before the package in the diff's paths, so that most of them are files of the release."""
     paths = dict.fromkeys(path.strip('"') for path in _PATH.findall(text) if path != "/dev/null")
     depths = Counter[int]()
     for parts in (path.split("/") for path in paths):
-        depths.update({number: 1 + len(paths) * root.joinpath(*parts[number:]).is_file() for number in _places(parts)})
+        depths.update({number: 1 + len(paths) * root.joinpath(*parts[number:]).is_file() for number in _places(parts, package)})
     for depth, _ in depths.most_common(1):
-        outside = [path for path in paths if path.split("/")[depth : depth + 1] != ["sglang"] and not _is_aside(path)]
+        outside = [path for path in paths if path.split("/")[depth : depth + 1] != [package] and not _is_aside(path)]
         if outside:
             raise _input_error(
-                f"{file} also changes {join_names(outside)}, outside of sglang/: nothing here runs it",
-                "leave it out of the diff: git diff … -- python/sglang",
+                f"{file} also changes {join_names(outside)}, outside of {package}/: nothing here runs it",
+                f"leave it out of the diff: git diff … -- {'python/' if package == 'sglang' else ''}{package}",
             )
         return depth
     raise _input_error(
-        f"{file} is neither JSON nor a unified diff of files below sglang/", "docs/reference/patch.md shows both"
+        f"{file} is neither JSON nor a unified diff of files below {package}/", "docs/reference/patch.md shows both"
     )
 
 
-def _places(parts: list[str]) -> list[int]:
-    """Where sglang/ may begin in a path."""
-    return [number for number, part in enumerate(parts[:-1]) if part == "sglang" and not parts[-1].endswith(DOCUMENTS)]
+def _places(parts: list[str], package: str) -> list[int]:
+    """Where the package may begin in a path."""
+    return [number for number, part in enumerate(parts[:-1]) if part == package and not parts[-1].endswith(DOCUMENTS)]
 
 
 def _is_aside(path: str) -> bool:
@@ -397,9 +391,9 @@ def _is_aside(path: str) -> bool:
     return path.endswith(DOCUMENTS) or not {"test", "tests", "docs", ".github"}.isdisjoint(path.split("/"))
 
 
-def _apply(file: Path, text: bytes, depth: int, root: Path) -> None:
+def _apply(file: Path, text: bytes, depth: int, root: Path, package: str) -> None:
     environment = {**os.environ, "GIT_DIR": str(root / "no-repository"), "GIT_CEILING_DIRECTORIES": str(root.parent)}
-    words = ["git", "apply", f"-p{depth}", "--include=sglang/*", "--whitespace=nowarn", "-"]
+    words = ["git", "apply", f"-p{depth}", f"--include={package}/*", "--whitespace=nowarn", "-"]
     try:
         done = subprocess.run(words, cwd=root, input=text, env=environment, capture_output=True, check=False)
     except OSError as error:
@@ -427,7 +421,7 @@ def _input_error(cause: str, remedy: str) -> InputError:
     return InputError(cause, consequence="nothing was run", remedy=remedy)
 
 
-# In what two SGLangs differ from one another, whatever each was made from: every file below sglang/, by its content.
+# In what two of an engine differ from one another, whatever each was made from: every file of the package, by its content.
 #
 # A branch whose changes are all committed differs from its own HEAD in nothing, and from the base that it is compared with in
 # just what its author asks about.
@@ -453,7 +447,7 @@ def as_change(source: Source, base: str) -> Source:
     that, unless it differs in too much. "": as it is. Raises InputError, NotFetched."""
     if not base:
         return source
-    found = resolve(base)
+    found = resolve(base, source.engine)
     with suppress(TooMany):
         return replace(source, base=found, difference=difference(found.called, _files(found, source)))
     return replace(source, base=found)
@@ -462,7 +456,7 @@ def as_change(source: Source, base: str) -> Source:
 def _files(left: Source, right: Source) -> list[File]:
     """The files that differ: of the left as old, of the right as new. Raises TooMany."""
     roots = left.root, right.root
-    names = sorted(files_of_package(roots[0]) | files_of_package(roots[1]))
+    names = sorted(files_of_package(roots[0], left.engine) | files_of_package(roots[1], right.engine))
     contents = ((name, content_of(roots[0] / name), content_of(roots[1] / name)) for name in names)
     differ = [File(name, one, other) for name, one, other in contents if one != other]
     if sum(file.path.endswith(".py") for file in differ) > MOST:
@@ -488,8 +482,8 @@ def use(source: Source) -> None:
     found = module.__file__
     if found is None or not Path(found).parent.samefile(expected.parent):  # the files themselves may be links to one
         raise HarnessError(
-            f"this process has already imported the SGLang in {found}, and the one in {expected} is wanted",
-            consequence="nothing was run: the results would be those of another SGLang",
+            f"this process has already imported the {TITLES[_PACKAGE]} in {found}, and the one in {expected} is wanted",
+            consequence=f"nothing was run: the results would be those of another {TITLES[_PACKAGE]}",
             remedy="run these tests in a process of their own",
         )
 

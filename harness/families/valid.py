@@ -120,8 +120,10 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
         if not request.max_new_tokens:
             return f"request {request.id!r} of no new tokens on vLLM: it wants one at least"
         length = len(request.prompt) + request.max_new_tokens + case.num_steps + 1
-        if length > (most := settings.num_gpu_blocks * case.page_size):
-            return f"request {request.id!r} has {length} rows with its last round, and num_gpu_blocks leave room for {most}"
+        room = settings.num_gpu_blocks * case.page_size
+        if length > (most := min(room, settings.max_model_len or room)):
+            limit = "num_gpu_blocks leave" if most == room else "max_model_len leaves"
+            return f"request {request.id!r} has {length} rows with its last round, and {limit} room for {most}"
     kind = next((event.kind for event in case.events if event.kind != "abort" or event.step), "")
     return f"event {kind!r} on vLLM: not driven yet; leave it out" if kind else ""
 

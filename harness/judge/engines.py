@@ -4,6 +4,9 @@ A rule asks the view of the engine that left the trace, and is the same for all 
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
+
+from eagletwin.harness.core.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,66 @@ _USUAL = EngineView()
 def view_of_engine(name: str) -> EngineView:
     """The conventions of an engine, by its name in a trace."""
     return _VIEWS.get(name, _USUAL)
+
+
+# Where two engines part on one case: a convention, if both are right.
+
+_SHARED = ("input_ids", "positions", "tokens", "next_token", "predicted")  # integers that mean the same on any engine
+_COUNTED = ("start", "end", "final", "seq_len", "new_seq_len", "accept_len", "bonus", "steps", "skipped", "padded", "finish")
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first place in which two engines did something else. what: a number, or a row of a tensor."""
+
+    place: str
+    what: str
+    left: str
+    right: str
+
+    def __str__(self) -> str:
+        return f"{self.place}, {self.what}: {self.left} | {self.right}"
+
+
+def first_parting(left: Trace, right: Trace) -> Parting | None:
+    """In the order of the left trace, request by request; None: they agree in all that both have. Memory is each engine's own,
+    and what is computed in floats is the judge's."""
+    ours, theirs = _by_key(left), _by_key(right)
+    stages = {key[2] for key in ours} & {key[2] for key in theirs}
+    for key in dict.fromkeys((*ours, *theirs)):
+        if key[2] not in stages:
+            continue
+        request, round, stage, step = key
+        place = f"request {request}, round {round}, {stage}" + (f" {step}" if step else "")
+        if key not in ours or key not in theirs:
+            return Parting(place, "record", *("there" if key in one else "none" for one in (ours, theirs)))
+        for name, (one, other) in _values(left, ours[key], right, theirs[key]).items():
+            if one != other:
+                return Parting(place, name, one, other)
+    return None
+
+
+def _by_key(trace: Trace) -> dict[tuple[str, int, str, int], int]:
+    """Records of requests: (request, round, stage, step) -> number of the first."""
+    found: dict[tuple[str, int, str, int], int] = {}
+    for number, record in enumerate(trace.header.records):
+        if record.request:
+            found.setdefault((record.request, record.round, record.stage, record.step), number)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], item[0][1], item[1])))
+
+
+def _values(left: Trace, one: int, right: Trace, other: int) -> dict[str, tuple[str, str]]:
+    """What both records say, by name, as text."""
+    records = left.header.records[one], right.header.records[other]
+    first, second = records
+    found = {
+        name: (str(first.numbers.get(name, 0)), str(second.numbers.get(name, 0)))
+        for name in _COUNTED
+        if name in first.numbers or name in second.numbers
+    }
+    for name in _SHARED:
+        if all(name in record.tensors for record in records):
+            rows = left.integers(one, name), right.integers(other, name)
+            apart = [(row, pair) for row, pair in enumerate(zip_longest(*rows, fillvalue="none")) if pair[0] != pair[1]]
+            found |= {f"row {row} of {name}": (str(pair[0]), str(pair[1])) for row, pair in apart[:1]}
+    return found

@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.ledger import ENTRIES, entries_in
+from eagletwin.harness.check.known import KnownBugMatcher
+from eagletwin.harness.cli.main import run_command
+from eagletwin.harness.commands.prove.proof import prove
 from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, VLLMSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.run_spec import Limits, Mode
+from eagletwin.harness.core.run_spec import Limits, Mode, RunSpec
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.families.valid import not_driven
+from eagletwin.harness.judge.engines import first_parting
 from eagletwin.harness.judge.judge import judge
 
 pytestmark = pytest.mark.slow
@@ -182,30 +187,9 @@ def test_its_kernels_are_those_of_tritons_interpreter(vllm: Host, tmp_path: Path
 
 # The live bug of runner V1: the drafter is fed the prompt's last token at the end of each chunk that is not the last.
 
-_PADDED = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer.prepare_next_token_ids_padded"
-_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
-
-
-def _handed_on(function: str, blanks: int) -> Edit:
-    line = " " * blanks + "self.discard_request_mask.gpu,\n"
-    more = " " * blanks + "self.optimistic_seq_lens_cpu,\n"
-    return Edit(target=f"{_RUNNER}.{function}", match=line, replacement=line + more)
-
-
-CHUNK_TAIL = (
-    Edit(
-        target=_PADDED,
-        match="discard_request_mask: torch.Tensor,\n",
-        replacement="discard_request_mask: torch.Tensor,\n    seq_lens_cpu: torch.Tensor,\n",
-    ),
-    Edit(
-        target=_PADDED,
-        match="gpu_input_batch.num_tokens_no_spec[i] - 1",
-        replacement="min(gpu_input_batch.num_tokens_no_spec[i] - 1, int(seq_lens_cpu[i]))",
-    ),
-    _handed_on("propose_draft_token_ids", 20),
-    _handed_on("sample_tokens", 28),
-)
+_TAIL = ENTRIES["vllm-chunk-tail"]
+assert _TAIL.remedy is not None
+CHUNK_TAIL = _TAIL.remedy.edits
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "llama-eagle3"])
@@ -225,6 +209,29 @@ def test_v1_consumes_the_prompts_last_token_at_the_end_of_a_chunk(run: Run, mode
 def test_v1_is_equal_in_chunks_with_the_next_token(run: Run) -> None:
     _, verdict = run(case_of("llama-eagle3-full", "v1", 40, 21, 13, chunk=7), *CHUNK_TAIL)
     assert verdict.status == "equal", verdict
+
+
+# The ledger.
+
+
+@pytest.mark.parametrize("name", entries_in("vllm"))
+def test_an_entry_is_proven(vllm: Host, tmp_path: Path, name: str) -> None:
+    [proof] = prove(vllm, [ENTRIES[name]], tmp_path, RunSpec(mode=VLLM))
+    assert proof.holds, (proof.green.summary, proof.red.summary, proof.why, proof.unreached)
+
+
+def test_a_search_knows_a_live_bug(vllm: Host) -> None:
+    matcher = KnownBugMatcher(vllm, RunSpec(mode=VLLM))
+    case = replace(case_of("llama-gqa", "v1", 9, chunk=4), exercises=())
+    explained = matcher.explain(matcher.trials().look(case), DECLARED_VIEW)
+    assert [entry.id for entry in explained.known] == ["vllm-chunk-tail"]
+
+
+def test_where_two_runs_part_is_named(run: Run) -> None:
+    right, _ = run(_TAIL.case, *CHUNK_TAIL)
+    wrong, _ = run(_TAIL.case)
+    assert first_parting(right, right) is None
+    assert str(first_parting(right, wrong)) == "request a, round 0, draft.extend, row 0 of input_ids: 19 | 3"
 
 
 # Break vLLM in one place: the judge must name the rule, at the place where the wrong number first shows.
@@ -359,6 +366,17 @@ def test_sglang_refuses_settings_of_vllm() -> None:
     assert "give --engine vllm" in not_driven(case, Mode())
 
 
-def test_a_release_of_sglang_names_no_vllm() -> None:
-    with pytest.raises(InputError, match=r"--sglang 0\.5\.17 with --engine vllm"):
-        resolve("0.5.17", "vllm")
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("25015", "--engine", "vllm", "--sglang", "0.5.17"), r"--sglang 0\.5\.17 with --engine vllm"),
+        (("vllm-chunk-tail", "--engine", "vllm", "--vllm", "0.5.17"), r"'0\.5\.17' is neither a release nor a folder"),
+        (("25015", "--engine", "vllm", "--revert", "25015"), "entry 25015 is a bug of SGLang, and vLLM runs"),
+        (("vllm-chunk-tail", "--engine", "sglang", "--engine", "vllm"), "on both engines: settings of vLLM"),
+        (("25015", "--engine", "sglang", "--engine", "vllm"), "on both engines: "),
+        (("25015", "--engine", "sglang", "--engine", "vllm", "--sglang", "0.5.17"), "with two engines: it is of one"),
+    ],
+)
+def test_what_one_engine_alone_has_is_refused_on_another(words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        run_command(["check", *words])

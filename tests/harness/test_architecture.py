@@ -109,6 +109,22 @@ def test_only_its_adapter_knows_an_engine(engine: str) -> None:
             assert not any(one.partition(".")[0] == engine for one in imports(file)), file
 
 
+# What speaks of SGLang itself: its CUDA kernels, and its own switch that undoes fixes.
+_OF_SGLANG = {"machine.py": 2, "patches.py": 2}
+
+
+def test_what_runs_either_engine_names_none_in_its_messages() -> None:
+    rooms = ("harness/engines", "harness/engines/inside")
+    files = [file for room in rooms for file in (ROOT / room).glob("*.py")]
+    files += [ROOT / "harness/check" / f"{name}.py" for name in ("argument", "confirm", "known", "repro", "trials")]
+    named = Counter[str]()
+    for file in files:
+        texts = [node for node in ast.walk(tree(file)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        docs = {id(node.value) for node in ast.walk(tree(file)) if isinstance(node, ast.Expr)}
+        named.update({file.name: sum("SGLang" in str(node.value) and id(node) not in docs for node in texts)})
+    assert +named == Counter(_OF_SGLANG)
+
+
 def test_of_the_commands_only_kernels_uses_the_sglang_adapter() -> None:
     """It calls SGLang's functions itself, in a process of its own, and compares them with the reference."""
     users = {name for name, used in file_graph().items() if any(one.startswith("harness.engines.sglang") for one in used)}

@@ -188,7 +188,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     asked: list[str] = []
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
-    monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
+    monkeypatch.setattr(source, "resolve", lambda *_: source.INSTALLED)
     monkeypatch.setattr(report, "show_claim", lambda *_: "")
 
     def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
@@ -218,7 +218,7 @@ def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
 ) -> None:
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
-    monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
+    monkeypatch.setattr(source, "resolve", lambda *_: source.INSTALLED)
     monkeypatch.setattr(report, "show_claim", lambda *_: "")
     trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
 

@@ -415,7 +415,7 @@ def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: 
     def damaged(_release: str) -> Source:
         raise NotFetched("cause", consequence="c", remedy="r")
 
-    monkeypatch.setattr(trials, "at_hand", lambda _: None)
+    monkeypatch.setattr(trials, "at_hand", lambda *_: None)
     assert of("0.5.22+dirty.1") is None
     monkeypatch.setattr(trials, "at_hand", damaged)
     assert of("0.5.22+dirty.1") is None

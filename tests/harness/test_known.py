@@ -192,7 +192,7 @@ def test_a_bug_of_rows_on_their_way_to_the_host_is_asked_for_where_there_is_one(
 
 def test_a_live_bug_is_believed_without_a_run_where_the_tests_prove_it() -> None:
     """In the newest release, as they run it; a fixed bug never, nor one that a patch may have changed."""
-    bug, newest = LEDGER["row-overflow"], SimpleNamespace(called=releases()[-1], tree="", base=None)
+    bug, newest = LEDGER["row-overflow"], SimpleNamespace(called=releases()[-1], tree="", base=None, engine="sglang")
     host: Any = SimpleNamespace(source=newest, mode=CPU)
 
     def believed(entry: Entry, **run: object) -> bool:

@@ -9,9 +9,11 @@ import pytest
 from packaging.version import Version
 
 from eagletwin.cases import ledger
-from eagletwin.cases.ledger import LEDGER, PROBES, by_id
+from eagletwin.cases.ledger import ENTRIES, LEDGER, PROBES, by_id, entries_in, ledger_of
+from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.judge.rules import catalogue
@@ -29,7 +31,22 @@ def test_a_file_is_named_after_its_bug_or_after_what_its_bugs_share_and_names_ea
         shared = all(one == name or one.startswith(f"{name}-") for one in ids)
         assert ids == [name] or (len(ids) > 1 and (shared or all(one in module.__doc__ for one in ids))), file.name
         found += ids
-    assert sorted(found) == sorted([*LEDGER, *PROBES])
+    assert sorted(found) == sorted([*ENTRIES, *PROBES])
+
+
+def test_each_engine_has_a_ledger_of_its_own() -> None:
+    """What asks for SGLang's bugs sees no other's, and the reverse; an id names its engine's in both."""
+    vllm = entries_in("vllm")
+    assert entries_in("sglang") == LEDGER
+    assert {**LEDGER, **vllm} == ENTRIES
+    assert {entry.engine for entry in ledger_of(["all"], "vllm")} == {"vllm"}
+    assert all(name.startswith("vllm-") for name in vllm)
+    assert all((entry.case.engine.vllm is not None) == (name in vllm) for name, entry in ENTRIES.items())
+    one = vllm["vllm-chunk-tail"]
+    assert why_unreachable(one) == "vllm-chunk-tail is a bug of vLLM: it needs --engine vllm"
+    assert not why_unreachable(one, Mode(engine="vllm"))
+    assert why_unreachable(LEDGER["25015"], Mode(engine="vllm")) == "25015 is a bug of SGLang: it needs --engine sglang"
+    assert one.command(one.red) == "eagletwin check vllm-chunk-tail --engine vllm"
 
 
 def test_an_id_that_two_files_have_is_refused() -> None:

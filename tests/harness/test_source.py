@@ -70,6 +70,13 @@ def test_the_lock_has_all_nineteen_releases_for_two_pythons_and_two_machines() -
         assert all(len(digest) == 64 for digests in section.pins.values() for digest in digests)
 
 
+def test_vllm_has_releases_of_its_own() -> None:
+    assert releases("vllm")[-1] == "0.33.0"
+    assert not set(releases("vllm")) & set(releases())
+    with pytest.raises(InputError, match=r"'0\.5\.23' is neither a release nor a folder\n.*\n.*vLLM or one of 0\.32\.0, "):
+        resolve("0.5.23", "vllm")
+
+
 def test_the_installed_one_is_not_fetched() -> None:
     assert resolve("") == resolve(installed_version("sglang")) == INSTALLED
 

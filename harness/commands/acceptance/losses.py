@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from eagletwin.cases.entry import Condition, Doing, Entry
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import entries_in
 from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.deserved.conditions import Diagnosis, Seen
@@ -60,9 +60,8 @@ def losing_so(condition: Condition, server: Losing) -> list[Suspect]:
     (`view`): what it costs is deserved."""
     found = [
         Suspect(entry, state)
-        for entry in LEDGER.values()
-        if server.engine == "sglang"  # whose bugs the ledger has
-        and entry.loses is not None
+        for entry in entries_in(server.engine).values()
+        if entry.loses is not None
         and entry.view is None
         and entry.loses.condition == condition
         and entry.loses.layers in (None, server.layers)

@@ -17,7 +17,20 @@ from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.judge.rules import find_rule
 
-from ..options import CHANGES, JUDGING, KERNELS, LIMITS, OUT, SOURCE, flag, log_progress, nothing_run, option, run_options
+from ..options import (
+    CHANGES,
+    JUDGING,
+    KERNELS,
+    LIMITS,
+    OUT,
+    SOURCE,
+    WHICH,
+    flag,
+    log_progress,
+    nothing_run,
+    option,
+    run_options,
+)
 from ..result import BisectFacts, emit_result, with_json
 
 if TYPE_CHECKING:
@@ -47,7 +60,7 @@ OPTIONS = (
 
 
 @with_json
-@run_options(OPTIONS, CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
+@run_options(OPTIONS, CHANGES, JUDGING, SOURCE, WHICH, KERNELS, LIMITS)
 def bisect(
     case: CaseName,
     *,
@@ -60,15 +73,15 @@ def bisect(
     spec: RunSpec,
 ) -> int:
     """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
-    _check_options(since or until, git, features, spec.sglang)
+    _check_options(since or until, git, features, spec)
     if rule and find_rule(rule) in spec.without:
         raise nothing_run(
             f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
             "leave one of them out",
         )
     entry = find_entry(case)
-    if entry is not None and why_unreachable(entry):
-        print(unreached_text(entry))
+    if entry is not None and why_unreachable(entry, spec.mode):
+        print(unreached_text(entry, spec.mode))
         return EXIT_UNKNOWN
     if entry is not None and entry.view is not None and spec.view == DECLARED_VIEW:
         spec = replace(spec, view=entry.view)  # what is declared is looked for where it is a divergence
@@ -79,7 +92,7 @@ def bisect(
     subject = Subject(case=chosen, run=replace(spec, sglang=""))
 
     def command(target: str, name: str = case) -> str:
-        """What to type to see a case on one SGLang."""
+        """What to type to see a case on one release or tree."""
         return replace(spec, sglang=target).command("check", name)
 
     if features:
@@ -94,18 +107,19 @@ def _hint(entry: "Entry | None", subject: "Subject") -> str:
     """What brings back a bug that the release no longer has."""
     if entry is None or entry.revert is None or entry.revert in subject.run.patches:
         return ""
-    return f"--revert {entry.id} undoes the fix of {entry.id}, where an SGLang has it."
+    return f"--revert {entry.id} undoes the fix of {entry.id}, where the code has it."
 
 
-def _check_options(ranged: str, git: object, features: bool, sglang: str) -> None:
+def _check_options(ranged: str, git: object, features: bool, spec: RunSpec) -> None:
     """Options that contradict each other."""
     chosen = [name for name, given in (("--git", git), ("--features", features), ("--from and --to", ranged)) if given]
     if len(chosen) > 1:
         raise nothing_run(f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing", "give one of them; then the other")
-    if sglang and not features:
+    if spec.sglang and not features:
+        named = f"--{spec.mode.engine}"
         raise nothing_run(
-            "--sglang names one SGLang, and a bisection over releases or commits goes over many",
-            "give --from and --to, or --git; --sglang goes with --features",
+            f"{named} names one {spec.mode.title}, and a bisection over releases or commits goes over many",
+            f"give --from and --to, or --git; {named} goes with --features",
         )
 
 
@@ -115,7 +129,7 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     from .report import bisect_releases
     from .state import plan_of
 
-    plan = plan_of(subject, _range(releases(), since, until), rule=rule, expected=expected)
+    plan = plan_of(subject, _range(releases(subject.run.mode.engine), since, until), rule=rule, expected=expected)
 
     def search(run: "BisectionFolder", look: "Look") -> "VersionsOutcome":
         return bisect_releases(run, lambda version: look(version, Path(version)))
@@ -170,7 +184,7 @@ def _bisect_versions(
 
 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
-    """where: the SGLang, and what to type if the case diverges nowhere, which may be empty."""
+    """where: the release or tree, and what to type if the case diverges nowhere, which may be empty."""
     sglang, hint = where
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
@@ -180,14 +194,15 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from .report import feature_report
     from .state import LOOKS, log_line
 
-    source = resolve(sglang)
+    mode = subject.run.mode
+    source = resolve(sglang, mode.engine)
     folder = new_run_folder(out, f"features-{subject.case.name}")
     had = ", ".join(feature.words for feature in features_of(subject.case)) or "none"
     log_line(folder, f"folder: {folder}")
     log_line(folder, f"features of {subject.case.name}: {had}")
-    log_line(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
+    log_line(folder, f"importing {mode.title} {source.called}; first the case as it is, {LOOKS} times")
     try:
-        with progress("looks") as line, Host(source=source) as host:
+        with progress("looks") as line, Host(source=source, mode=mode) as host:
 
             def log(text: str) -> None:
                 log_line(folder, text)

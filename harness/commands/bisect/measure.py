@@ -161,17 +161,17 @@ SMALLEST = "smallest.json"  # the smallest case, in the run folder of a feature 
 
 
 def look_at_version(version: str, sglang: str, subject: Subject, folder: Path, again: str) -> Looked:
-    """All looks at an SGLang, `sglang` by the name that --sglang takes. What they leave is in `folder`/`version`.
+    """All looks at a release or tree, `sglang` by the name that is typed. What they leave is in `folder`/`version`.
 
     again  the command that repeats a look. Raises HarnessError only if the harness itself cannot go on.
     """
     begun = time.monotonic()
     try:
-        source = resolve(sglang)
-    except EagletwinError as error:  # it could not be fetched, or is not an SGLang
+        source = resolve(sglang, subject.run.mode.engine)
+    except EagletwinError as error:  # it could not be fetched, or holds no engine
         sightings: tuple[Sighting, ...] = (_not_run(error),)
     else:
-        with Host(source=source) as host:
+        with Host(source=source, mode=subject.run.mode) as host:
             sightings = look(host, subject, _fresh(folder / version), again)
     return Looked(version=version, sightings=sightings, seconds=time.monotonic() - begun)
 

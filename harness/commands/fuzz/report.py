@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import join_names, unknown_changes
@@ -235,7 +235,7 @@ def _of_known(tally: Tally) -> str:
 def _of_overlap(search: Fuzz) -> str:
     """Why a search without overlap has entries that need it; empty if it has none."""
     ids = [name for bug in search.tally.known.values() for name in bug.id.split(" and ")]
-    names = dict.fromkeys(name for name in ids if why_unreachable(LEDGER[name], search.trials.run.mode))
+    names = dict.fromkeys(name for name in ids if why_unreachable(ENTRIES[name], search.trials.run.mode))
     return (
         f"{', '.join(names)}: of cases whose draft reads the target's rows, which run with overlap in every search."
         if names

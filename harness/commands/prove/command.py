@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import cannot_be_in, unreached_text, why_unreachable
@@ -13,11 +14,12 @@ from eagletwin.harness.core.run_spec import CPU, RunSpec
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.families.valid import check_model
 
-from ..options import ENGINE, HOW, LIMITS, OUT, SOURCE, STRICT, log_progress, nothing_run, option, run_options
+from ..options import ENGINE, HOW, LIMITS, OUT, SOURCE, STRICT, WHICH, log_progress, nothing_run, option, run_options
 from ..result import ProveFacts, with_json
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry, Known
+    from eagletwin.harness.engines.source import Source
 
 OPTIONS = (
     option(ENGINE, "on_releases", bool, False, "", "--releases")(
@@ -32,7 +34,7 @@ OPTIONS = (
 
 
 @with_json
-@run_options(OPTIONS, STRICT, SOURCE, HOW, LIMITS)
+@run_options(OPTIONS, STRICT, SOURCE, WHICH, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
     *,
@@ -53,15 +55,17 @@ def prove(
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
-    others = [(entry, why) for entry in ledger_of(entries) if (why := _not_run(entry, model, spec))]
+    named = ledger_of(entries, spec.mode.engine)
+    others = [(entry, why) for entry in named if (why := _not_run(entry, model, spec))]
     left_out = [entry for entry, _ in others]
-    chosen = [entry for entry in ledger_of(entries) if entry not in left_out]
-    source = resolve(spec.sglang)
+    chosen = [entry for entry in named if entry not in left_out]
+    source = resolve(spec.sglang, spec.mode.engine)
     with Zygote(source, spec.mode) as zygote:
-        zygote.start()  # it imports SGLang while this process imports torch
+        zygote.start()  # it imports the engine while this process imports torch
         if chosen:
             log_progress(
-                f"importing SGLang {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and without it"
+                f"importing {spec.mode.title} {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and "
+                "without it"
             )
         from eagletwin.harness.engines.host import Host
 
@@ -73,11 +77,11 @@ def prove(
         if not chosen:
             return EXIT_UNKNOWN
         command = spec.command("prove", *entries, *(["--model", model] if model else []))
-        facts = _result(command, left_out, chosen, source.called)
+        facts = _result(command, left_out, chosen, source)
         with Host(zygote) as host:
             code = show_proofs(facts, proofs_of(host, chosen, out, spec, model), chosen, out)
-    named = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
-    return worst([code, *([EXIT_UNKNOWN] if named else [])])
+    asked = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
+    return worst([code, *([EXIT_UNKNOWN] if asked else [])])
 
 
 def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
@@ -96,10 +100,11 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
     return f"UNKNOWN  {entry.id} does not show in {model}: {why}\n{said}" if why else ""
 
 
-def _result(command: str, left: "Sequence[Known]", chosen: Sized, sglang: str = "") -> ProveFacts:
+def _result(command: str, left: "Sequence[Known]", chosen: Sized, source: "Source | None" = None) -> ProveFacts:
     """The result before anything was proven. left: entries that are not run"""
     not_reached = [entry.id for entry in left]
-    return ProveFacts(proofs=[], not_reached=not_reached, asked=len(chosen), seconds=0.0, sglang=sglang, command=command)
+    ran: dict[str, Any] = {} if source is None else {"sglang": source.called, "engine": source.engine}
+    return ProveFacts(proofs=[], not_reached=not_reached, asked=len(chosen), seconds=0.0, command=command, **ran)
 
 
 def _check_releases(spec: RunSpec, model: str) -> None:
@@ -110,8 +115,8 @@ def _check_releases(spec: RunSpec, model: str) -> None:
             f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
         )
     if spec.sglang:
-        raise nothing_run("--releases names the releases itself", "leave --sglang out")
-    if spec.mode != CPU:
+        raise nothing_run("--releases names the releases itself", f"leave --{spec.mode.engine} out")
+    if spec.mode != replace(CPU, engine=spec.mode.engine):
         raise nothing_run(
             "--releases runs on the CPU engine as it is by default",
             "leave --device, --overlap, --tp, --dtype and --attention out",
@@ -122,7 +127,7 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from .proof import prove_on_wheels, worst
     from .report import show_proofs
 
-    known = with_probes(entries)
+    known = with_probes(entries, spec.mode.engine)
     chosen, live = [entry for entry in known if entry.fixed], [entry for entry in known if not entry.fixed]
     facts = _result(spec.command("prove", "--releases", *entries), live, chosen)
     code = show_proofs(facts, prove_on_wheels(chosen, out, spec, log_progress), chosen, out)

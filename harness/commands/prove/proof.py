@@ -16,12 +16,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Side
-from eagletwin.cases.ledger import LEDGER, remedies_of
+from eagletwin.cases.ledger import ENTRIES, remedies_of
 from eagletwin.cases.reach import port_entry
 from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.records import accept_lengths
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Engine, Mode, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.provision import NotFetched, releases
@@ -34,14 +34,14 @@ from ..matrix import Cell, Matrix, Question, refused_cell
 # One release after another, each in a process of its own; the next is imported while the last is asked.
 
 
-def hosts(names: Sequence[str]) -> Iterator[tuple[str, Host | NotFetched]]:
+def hosts(names: Sequence[str], engine: Engine = "sglang") -> Iterator[tuple[str, Host | NotFetched]]:
     """(release, its host, or why it cannot be had), in this order. A host is closed when the next is asked for."""
     started: dict[str, Zygote | NotFetched] = {}
     try:
         for number, name in enumerate(names):
             for ahead in names[number : number + 2]:
                 if ahead not in started:
-                    started[ahead] = _start(ahead)
+                    started[ahead] = _start(ahead, engine)
             zygote = started.pop(name)
             if isinstance(zygote, NotFetched):
                 yield name, zygote
@@ -54,9 +54,9 @@ def hosts(names: Sequence[str]) -> Iterator[tuple[str, Host | NotFetched]]:
                 zygote.close()
 
 
-def _start(name: str) -> Zygote | NotFetched:
+def _start(name: str, engine: Engine) -> Zygote | NotFetched:
     try:
-        zygote = Zygote(resolve(name))
+        zygote = Zygote(resolve(name, engine), Mode(engine=engine))
     except NotFetched as error:
         return error
     zygote.start()
@@ -65,7 +65,7 @@ def _start(name: str) -> Zygote | NotFetched:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Both sides of an entry: of one SGLang, where a side may be the release as it is; or of the releases around the fix.
+    """Both sides of an entry: of one release or tree, where a side may be that as it is; or of the releases around the fix.
 
     any_rule  whether the bug may show by another rule than the entry's: in another model another number can be the first
     another   a live bug with whose candidate fix alone the case is equal, too: what diverges may be that one
@@ -152,7 +152,7 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
 
 def _question(entry: Entry, name: str, runs: Path, run: RunSpec) -> Question:
     side = side_run(entry, entry.green if name == "green" else entry.red, run)
-    known = entry.id in LEDGER and LEDGER[entry.id].case == entry.case
+    known = entry.id in ENTRIES and ENTRIES[entry.id].case == entry.case
     again = side.command("check", entry.id) if known else None
     return Question(what=entry.case, name=f"{entry.id}-{name}", out=runs, run=side, again=again)
 
@@ -182,9 +182,10 @@ def prove_on_wheels(
     matrix, fixed = Matrix(), [entry for entry in entries if entry.fixed]
     wanted = {release for entry in fixed if entry.last_bad for release in (entry.last_bad, entry.fixed)}
     found: dict[tuple[str, str], Cell] = {}
-    for name, host in hosts([name for name in releases() if name in wanted]):
+    engine = run.mode.engine
+    for name, host in hosts([name for name in releases(engine) if name in wanted], engine):
         chosen = [entry for entry in fixed if entry.last_bad and name in (entry.last_bad, entry.fixed)]
-        tell(f"SGLang {name}: {', '.join(entry.id for entry in chosen)}")
+        tell(f"{run.mode.title} {name}: {', '.join(entry.id for entry in chosen)}")
         for entry in chosen:
             found[entry.id, name] = matrix.ask(host, _on_wheel(entry, name, runs, run))
     for entry in fixed:
@@ -223,7 +224,7 @@ def show_claim(host: Host, entry: Entry, run: RunSpec) -> str:
     if entry.claim is None:
         return ""
     right, wrong = (_run(host, entry, side_run(entry, side, run)) for side in (entry.green, entry.red))
-    return claim_text(right, wrong, f"{entry.id} on SGLang {host.version}")
+    return claim_text(right, wrong, f"{entry.id} on {host.mode.title} {host.version}")
 
 
 def _run(host: Host, entry: Entry, side: RunSpec) -> Trace:

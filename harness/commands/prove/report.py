@@ -11,7 +11,7 @@ import msgspec
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError
 from eagletwin.harness.core.files import new_run_folder
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import TITLES, RunSpec
 from eagletwin.harness.core.terminal import progress, show, width
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
@@ -201,7 +201,9 @@ def _failure(proof: Proof) -> str:
         wrong.append(f"with the fix the case must be equal, and is {proof.green.summary}")
     if red.status == "equal" or red.rule != rule:
         wrong.append(f"without it the case must break {rule}, and is {proof.red.summary}")
-    return "; ".join(wrong) + ("" if proof.wheels else ". This SGLang has another bug there, or changes what the entry edits")
+    return "; ".join(wrong) + (
+        "" if proof.wheels else ". This release or tree has another bug there, or changes what the entry edits"
+    )
 
 
 def proofs_of(host: Host, entries: Sequence[Entry], out: Path, run: RunSpec, model: str) -> Iterator[Proof]:
@@ -265,7 +267,11 @@ def document_of(facts: ProveFacts, folder: Path) -> Document:
         more=1,
     )
     left = f"Not run, as this mode does not reach them or no release has their fix: {', '.join(facts.not_reached)}."
-    ran = f"SGLang {facts.sglang}." if facts.sglang else "Published wheels: the last before each fix, and the first with it."
+    ran = (
+        f"{TITLES[facts.engine]} {facts.sglang}."
+        if facts.sglang
+        else "Published wheels: the last before each fix, and the first with it."
+    )
     return Document(
         title=f"{'ended early, ' * facts.interrupted}{held} of {of} proven in {facts.seconds:.1f} s",
         status=status,

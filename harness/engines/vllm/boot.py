@@ -93,6 +93,7 @@ def _configuration(case: Case) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     settings, recipe = case.vllm, RECIPES[case.model]
+    most = min(recipe.max_position, settings.num_gpu_blocks * case.page_size)
     target, draft = checkpoints(case.model, engine="vllm")
     method = "eagle3" if recipe.algorithm == "EAGLE3" else "eagle"
     return EngineArgs(
@@ -100,7 +101,7 @@ def _configuration(case: Case) -> Any:
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
-        max_model_len=min(recipe.max_position, settings.num_gpu_blocks * case.page_size),
+        max_model_len=min(most, settings.max_model_len or most),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=case.chunked_prefill_size + settings.max_num_seqs * (case.num_steps + 1),
         block_size=case.page_size,

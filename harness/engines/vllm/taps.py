@@ -306,7 +306,12 @@ class _Batch:
 
     @property
     def first(self) -> _Forward:
-        return self.step.passes[0]
+        """The draft's forward over the rows of all requests; one of no rows, where the runner leaves it out."""
+        if self.step.passes:
+            return self.step.passes[0]
+        target = self.step.target
+        assert target is not None
+        return _Forward(target.ids[:0], target.positions[:0], target.slots[:0], target.out[:0], target.out[:0])
 
     def nodes(self, rows: slice) -> Array:
         assert self.step.target is not None
