@@ -298,6 +298,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
     null block.
 
+    disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
     whole_budget: chunked_prefill_size and chunks are the budget of all tokens of a step, as on a server, where drafts that it
     has no room for are not verified; else of its prefills, and what the requests need that run comes on top.
@@ -307,6 +308,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_num_seqs: Annotated[int, Meta(ge=1, le=64)] = 8
     num_gpu_blocks: Annotated[int, Meta(ge=4, le=4096)] = 64
     enable_prefix_caching: bool = False
+    disable_lookahead_block_hashes: bool = False
     whole_budget: bool = False
 
 
@@ -341,6 +343,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def vllm(self) -> VLLMSettings:
         """The settings that vLLM runs it with."""
         return self.engine.vllm or VLLMSettings()
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether the engine that runs it keeps rows for other requests."""
+        return self.engine.sglang.radix_cache or self.vllm.enable_prefix_caching
 
     @property
     def verify_nodes(self) -> int:
