@@ -319,6 +319,16 @@ def test_rows_that_a_prefix_cache_keeps_are_those_of_the_request_that_takes_them
     assert begins(trace) == {"a": 0, "b": 16, "c": 32, "d": 0, "e": 32}
 
 
+def test_a_block_that_is_given_up_and_taken_again_is_no_longer_the_caches(run: Run) -> None:
+    """In one step: its new owner's key is published when it is scheduled."""
+    case = prefixes("v2", num_gpu_blocks=5)
+    first, other = case.requests[0], tokens(7, 40, 96)
+    ways = (("a", first.prompt[:32]), ("b", first.prompt[:10] + other[:24]), ("c", other[:27]))
+    requests = (replace(first, id=name, prompt=way, arrive=3 * (name == "b")) for name, way in ways)
+    _, verdict = run(replace(case, requests=tuple(requests), chunked_prefill_size=128))
+    assert verdict.status == "equal", verdict
+
+
 def test_a_request_takes_over_blocks_that_its_own_step_writes(run: Run) -> None:
     """vLLM's cache has them when they are scheduled (issue 41838). Each layer writes before it attends, so no row is wrong."""
     case = prefixes("v2", apart=0)
