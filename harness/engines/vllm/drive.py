@@ -98,9 +98,9 @@ class CoreDrive:
         """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
         if not self.case.vllm.enable_prefix_caching:
             return
-        for name, answer in self._answers.items():
+        for name in self._taps.seen:  # of a request that is aborted before it runs there is nothing
             asked = self.case.request(name)
-            tokens = [*asked.prompt, *answer.tokens]
+            tokens = [*asked.prompt, *self._answers[name].tokens]
             slots = self._blocks.prefix(self._engine_request(asked, tokens))
             rows = {f"{part}_kv": self._taps.pools.rows(part, slots) for part in (TARGET, DRAFT)}
             tensors = {"tokens": np.array(tokens, np.int64), "slots": slots} | rows

@@ -79,7 +79,7 @@ class StepTaps:
         self.iteration, self.prefills = 0, 0
         self._case, self._recorder, self._reached, self._blocks = case, recorder, reached, blocks
         self._scheduler, self._drafter = core.scheduler, drafter
-        self._seen: dict[str, None] = {}  # requests that had blocks, in their order
+        self.seen: dict[str, None] = {}  # requests that had blocks, in their order
         self._rounds: dict[str, int] = {}  # verified rounds of each request that decodes
         self._prefilling: set[str] = set()  # of those that were prefilled before, as after a preemption
         self._drafted: dict[str, _Drafted] = {}
@@ -195,8 +195,8 @@ class StepTaps:
     def _record_owners(self, cached: set[int]) -> None:
         """Who owns which slot when a batch begins. cached: the prefix cache's blocks before it was scheduled, which publishes
         blocks that the batch is to write."""
-        self._seen.update(dict.fromkeys(self._blocks.live))
-        owned = {name: self._blocks.table(name) for name in self._seen}
+        self.seen.update(dict.fromkeys(self._blocks.live))
+        owned = {name: self._blocks.table(name) for name in self.seen}
         owners = np.repeat(np.arange(len(owned), dtype=np.int32), [len(slots) for slots in owned.values()])
         still = sorted(cached & self._blocks.cached() - self._taken)
         self._recorder.add(
