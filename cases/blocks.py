@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_fields
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import Engine
-from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families import RECIPES, family_of, runs_on
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, tokens, with_settings
@@ -348,6 +348,7 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
         num_gpu_blocks=max(settings.max_total_tokens // case.page_size, 4),
         max_num_seqs=settings.max_running_requests,
         whole_budget=whole_budget,
+        enable_prefix_caching=settings.radix_cache,
     )
     kept = tuple(event for event in case.events if event.kind == "abort" and not event.step)
     chunks = tuple(size * 4 // case.page_size for size in case.chunks)  # which end inside of blocks, too
@@ -355,7 +356,7 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
 
 
 # Fields of Focus that a search on vLLM holds: chains in its smallest blocks.
-_ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK, "radix_cache": False}
+_ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -455,10 +456,9 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
 
 
 def _turns(engine: Engine) -> list[str]:
-    """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several. One whose
-    rows choose comes only where it is asked for: a live bug (dsa-draft-reads) shows in each of its chains."""
-    common = [recipe for recipe in RECIPES.values() if recipe.target.index is None]
-    driven = [recipe for recipe in common if engine == "sglang" or family_of(recipe).on_vllm is not None]
+    """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several."""
+    common = [recipe for recipe in RECIPES.values() if not family_of(recipe).asked_for]
+    driven = [recipe for recipe in common if runs_on(recipe, engine)]
     return [recipe.name for recipe in driven for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 

@@ -1,4 +1,4 @@
-"""vLLM's bugs of chains of EAGLE and EAGLE-3: two live ones of its model runner V1, and public reports whose fixes are undone.
+"""vLLM's bugs of chains: two live ones of its model runner V1, one of MTP layers, and public reports whose fixes are undone.
 
 vllm-chunk-tail: at the end of a chunk that is not the last, V1 gives the drafter the last token that is known, and that is the
 prompt's last: `num_tokens_no_spec` counts the whole prompt. Row K-1 of a chunk that ends at K must consume x[K]. It is SGLang's
@@ -8,6 +8,10 @@ prompt's last: `num_tokens_no_spec` counts the whole prompt. Row K-1 of a chunk 
 vllm-58080 (issue #58080): in a step in which the drafts of one request would pass the drafter's max_model_len, V1 leaves out
 the drafter's forward for the whole batch. Each request is given drafts of zeros, and its accepted tokens get no rows in the
 draft's KV, for the life of the request. V2 clamps the positions of the long request alone, as V1's draft steps do, too.
+
+vllm-33299 (issue #33299): MTP layers make the embedding zero where the position is 0. Token ids are shifted before, and row 0
+consumes x[1], as in training (DeepSeek-V3, equation 21): a mask of x[0] has nothing to hide. One row of the draft's KV is wrong
+for the life of each request. transformers' MtpLayer has no mask.
 
 vllm-26498 (issue #26191, PR #26498): with the padded drafter batch, draft steps after the first attended to the rows of
 rejected drafts, since `seq_lens` counted them.
@@ -83,6 +87,26 @@ ENTRIES = (
             Request(id="a", prompt=(7, 19, 3), max_new_tokens=2), chunked_prefill_size=1, exercises=("chunked_prefill",)
         ),
         also=(_case(Request(id="a", prompt=(7, 19, 3), max_new_tokens=2), chunked_prefill_size=1, model="llama-eagle3"),),
+    ),
+    Entry(
+        id="vllm-33299",
+        engine="vllm",
+        title="MTP layers do not see the token of row 0",
+        rule="draft.kv",
+        buggy="0.32.0 -",
+        trigger="MTP layers of MiMo, DeepSeek and seven other families",
+        loses=Loses("every request"),
+        remedy=Patch(
+            name="no-mask-of-row-0",
+            edits=(
+                Edit(
+                    target="vllm.model_executor.models.mimo_mtp.MiMoMultiTokenPredictorLayer.forward",
+                    match="inputs_embeds = torch.where(positions.unsqueeze(-1) == 0, 0, inputs_embeds)",
+                    replacement="pass",
+                ),
+            ),
+        ),
+        case=_case(Request(id="a", prompt=(5, 9), max_new_tokens=2), runner="v2", model="mimo", num_steps=1),
     ),
     Entry(
         id="vllm-58080",

@@ -298,6 +298,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
     null block.
 
+    disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
     max_model_len: rows of the longest request; 0: as many as the pool and the recipe have.
     whole_budget: chunked_prefill_size and chunks are the budget of all tokens of a step, as on a server, where drafts that it
@@ -309,6 +310,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_gpu_blocks: Annotated[int, Meta(ge=4, le=4096)] = 64
     max_model_len: Annotated[int, Meta(ge=0, le=65536)] = 0
     enable_prefix_caching: bool = False
+    disable_lookahead_block_hashes: bool = False
     whole_budget: bool = False
 
 
@@ -343,6 +345,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def vllm(self) -> VLLMSettings:
         """The settings that vLLM runs it with."""
         return self.engine.vllm or VLLMSettings()
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether the engine that runs it keeps rows for other requests."""
+        return self.engine.sglang.radix_cache or self.vllm.enable_prefix_caching
 
     @property
     def verify_nodes(self) -> int:

@@ -12,7 +12,7 @@ from .recipe import Family, Recipe
 # In the order in which documents list them, and searches take their recipes.
 _NAMES = """
 llama eagle3 mtp mimo_v2 step3p5 standalone deepseek deepseek_dsa kimi_k2 qwen3 qwen3_moe gpt_oss qwen3_next nemotron_h qwen3_5
-gemma4
+gemma4 mimo
 """.split()  # noqa: SIM905
 _ALL: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in _NAMES]
 FAMILIES = {family.name: family for family in _ALL}
@@ -22,3 +22,9 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values(
 def family_of(recipe: Recipe) -> Family:
     """The family of a recipe."""
     return FAMILIES[recipe.family]
+
+
+def runs_on(recipe: Recipe, engine: str) -> bool:
+    """Whether eagletwin runs the recipe on this engine."""
+    family = family_of(recipe)
+    return bool(family.vllm_method) if engine == "vllm" else not family.not_on_sglang

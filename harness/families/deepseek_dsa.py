@@ -73,6 +73,7 @@ def arguments(recipe: Recipe) -> Mapping[str, Any]:  # noqa: ARG001
 FAMILY = Family(
     name="deepseek_dsa",
     recipes=RECIPES,
+    asked_for=True,  # dsa-draft-reads
     draft_weights=deepseek.FAMILY.draft_weights,
     heads=deepseek.FAMILY.heads,
     checkpoint=checkpoint,

@@ -152,5 +152,6 @@ FAMILY = Family(
     draft_weights=draft_weights,
     heads=heads,
     checkpoint=checkpoint,
+    vllm_method="eagle3",
     on_vllm=on_vllm,
 )

@@ -122,5 +122,6 @@ FAMILY = Family(
     heads=heads,
     checkpoint=checkpoint,
     one_checkpoint=True,
+    vllm_method="eagle",
     on_vllm=on_vllm,
 )

@@ -233,7 +233,10 @@ class Family:
     draft_weights  (recipe, target, normal) -> the draft's tensors, by the names of its head; it may change the target
     heads          (recipe, draft, embedding [V, H], lm_head [V, H], proposes [N]) in float64 -> the reference's heads, by layer
     checkpoint     (recipe, target, draft) -> both parts, by the names and configurations that SGLang reads
-    on_vllm        the draft's part -> the same by the names and configurations that vLLM reads; None: not driven there
+    vllm_method    what vLLM's speculative_config calls its drafts; empty: eagletwin does not run it there
+    on_vllm        the draft's part -> the same by the names and configurations that vLLM reads
+    not_on_sglang  why eagletwin does not run it on SGLang; empty: it does
+    asked_for      searches draw it only where it is asked for: a live bug shows in each of its chains
     arguments      recipe -> fields of SGLang's ServerArgs that the family needs
     environment    SGLang's own switches that are set for its cases
     """
@@ -243,7 +246,10 @@ class Family:
     draft_weights: Callable[[Recipe, Weights, Normal], Weights]
     heads: Callable[[Recipe, Weights, Tensor, Tensor, Tensor], tuple[Head, ...]]
     checkpoint: Callable[[Recipe, Weights, Weights], tuple[Part, Part]]
-    on_vllm: Callable[[Part], Part] | None = None
+    vllm_method: Literal["", "eagle", "eagle3", "mtp", "draft_model"] = ""
+    on_vllm: Callable[[Part], Part] = lambda draft: draft
+    not_on_sglang: str = ""
+    asked_for: bool = False
     arguments: Callable[[Recipe], Mapping[str, Any]] = lambda recipe: MappingProxyType({})
     environment: Mapping[str, str] = field(default_factory=dict)
     layer_weights: Callable[[Recipe, int, Normal], Weights] | None = None

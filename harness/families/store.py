@@ -77,7 +77,7 @@ def _write_pair(name: str, pair: ModelPair, dtype: Dtype = "float32", engine: En
     recipe = RECIPES[name]
     family = family_of(recipe)
     target, draft = family.checkpoint(recipe, pair.target, pair.draft)
-    if engine == "vllm" and family.on_vllm is not None:
+    if engine == "vllm":
         draft = family.on_vllm(draft)
     files = {"target": checkpoint_files(target, recipe, dtype), "draft": checkpoint_files(draft, recipe, dtype)}
     of_type = ("" if dtype == "float32" else f"-{dtype}") + ("" if engine == "sglang" else f"-{engine}")

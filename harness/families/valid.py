@@ -84,7 +84,8 @@ def not_driven(case: Case, mode: Mode) -> str:
 def _not_on_sglang(case: Case, mode: Mode) -> str:  # noqa: ARG001
     if case.engine.vllm is not None:
         return "settings of vLLM (engine.vllm) on SGLang: give --engine vllm, or leave them out"
-    return ""
+    why = family_of(RECIPES[case.model]).not_on_sglang
+    return f"{case.model} on SGLang: {why}" if why else ""
 
 
 VLLM_BLOCK = 16  # rows of the smallest block of vLLM's Triton attention
@@ -95,8 +96,8 @@ _ASKED_OF_VLLM = ("id", "prompt", "max_new_tokens", "arrive", "after", "stop")
 def _not_on_vllm(case: Case, mode: Mode) -> str:
     """What of a case vLLM's adapter does not run: chains of single heads, greedy, that ask for nothing beside their tokens."""
     recipe, settings = RECIPES[case.model], case.vllm
-    if family_of(recipe).on_vllm is None:
-        driven = [name for name, one in RECIPES.items() if family_of(one).on_vllm is not None]
+    if not family_of(recipe).vllm_method:
+        driven = [name for name, one in RECIPES.items() if family_of(one).vllm_method]
         return f"{case.model} on vLLM: its checkpoint is not tried there ({', '.join(driven)} run)"
     if case.topk > 1:
         return f"topk {case.topk} on vLLM: it drafts chains alone; use topk 1"
@@ -108,8 +109,6 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
         )
     if case.engine.sglang != SGLangSettings():
         return "settings of SGLang (engine.sglang) on vLLM: give those of engine.vllm in their place"
-    if settings.enable_prefix_caching:
-        return "enable_prefix_caching: not driven on vLLM yet"
     if mode != Mode(engine="vllm"):
         return f"{' '.join(mode.options)}: vLLM runs on a CPU, in float32, as one process, without graphs or overlap"
     plain = Request(id="a", prompt=(0,), max_new_tokens=1)

@@ -214,7 +214,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
         due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}
-    if model.keeping and case.engine.sglang.radix_cache:
+    if model.keeping and case.prefix_cache:
         part, slots = ("cached", "cached_ends") if record.stage == "cached" else ("tracked", "tracked")
         if record.stage in ("iteration", "flushed", "cached"):
             if slots not in record.tensors:
@@ -244,7 +244,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
     # a request that ends in a verify of spec v1 has no draft extend after it
     extends = rounds - sum(record.stage == "verify" and "kept" in record.numbers for _, record in own)
     due = {"finished": 1, "verify": rounds, "extend": extends}
-    if case.engine.sglang.radix_cache:
+    if case.prefix_cache:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
@@ -262,14 +262,14 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         return "it was never prefilled"
     if _unread(trace, own):
         return "what the prefix cache had when its last result was looked at was not recorded"
-    looks = model.windows and case.engine.sglang.radix_cache
+    looks = model.windows and case.prefix_cache
     return (_looked_up(own) if looks else "") or _rows(trace, own, model)
 
 
 def _unread(trace: Trace, own: list[tuple[int, Record]]) -> bool:
     """Whether the request ended as a retraction by an event was received, and nothing says what the prefix cache had then."""
     case = trace.header.case
-    if not (trace.header.engine.overlap and case.engine.sglang.radix_cache):
+    if not (trace.header.engine.overlap and case.prefix_cache):
         return False
     retracted = {event.at for event in case.events if event.kind == "retract"}
     ends = {record.iteration - 1 for _, record in own if record.stage == "finished" and not record.numbers["aborted"]}
@@ -303,7 +303,7 @@ def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:
         if record.stage == "prefill":
             start, before = record.numbers["start"], ends.get(record.round)
             # with a prefix cache a retracted request may come back to a longer prefix than it left
-            comes_back = before is not None and start > before and trace.header.case.engine.sglang.radix_cache
+            comes_back = before is not None and start > before and trace.header.case.prefix_cache
             first_of_attempt = before is None or record.attempt > 0 or start < before or comes_back
             if not first_of_attempt and start != before:
                 return f"a chunk begins at {start}, and the one before it ended at {before}"

@@ -17,6 +17,11 @@ class EngineView:
     spare_slot  draft() lays out a slot for each of num_steps steps, the last of which does not run
     draft_ids   the first proposal is handed on as an id of the draft's vocabulary, where that is its own; else as the target's
     counts_all  a round of no drafts is counted as a round; else a last chunk that is padded to the rows of a round is
+    pairs       keys of the prefix cache are pairs of tokens, of which n tokens have n - 1; else a key covers a block and the
+                token after it, so that all rows but that of the last token can be found
+    early       a block is in the prefix cache when the step that writes it is scheduled, and a request of that step may have
+                it: each layer writes its rows before it attends
+    keeps_last  the prefix cache is given the rows that the last round of a request committed
     skips       no drafts are proposed in a step after which no request of the batch can use any
     """
 
@@ -24,10 +29,17 @@ class EngineView:
     spare_slot: bool = True
     draft_ids: bool = True
     counts_all: bool = True
+    pairs: bool = True
+    early: bool = False
+    keeps_last: bool = True
     skips: bool = False
 
 
-_VIEWS = {"vllm": EngineView(trees=False, spare_slot=False, draft_ids=False, counts_all=False, skips=True)}
+_VIEWS = {
+    "vllm": EngineView(
+        trees=False, spare_slot=False, draft_ids=False, counts_all=False, pairs=False, early=True, keeps_last=False, skips=True
+    )
+}
 _USUAL = EngineView()
 
 

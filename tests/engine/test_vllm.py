@@ -234,6 +234,166 @@ def test_where_two_runs_part_is_named(run: Run) -> None:
     assert str(first_parting(right, wrong)) == "request a, round 0, draft.extend, row 0 of input_ids: 19 | 3"
 
 
+# The live bug of both runners: MTP layers make the embedding of row 0 zero, though x[0] has been shifted away.
+
+_MASK = ENTRIES["vllm-33299"]
+assert _MASK.remedy is not None
+[ROW_ZERO] = _MASK.remedy.edits
+_MIMO = ROW_ZERO.target
+
+
+@pytest.mark.parametrize("runner", ["v2", "v1"])
+def test_an_mtp_layer_does_not_consume_the_token_of_row_0(run: Run, runner: ModelRunner) -> None:
+    case = case_of("mimo", runner, 2, steps=1)
+    case = replace(case, requests=(replace(case.requests[0], max_new_tokens=2),))
+    _, verdict = run(case)
+    first = verdict.first
+    assert first is not None
+    assert (verdict.rule, first.request, first.stage) == ("draft.kv", "a", "prefill")
+    assert first.index.startswith("row 0")
+    _, verdict = run(case_of("mimo", runner, 40, 21, 13, chunk=7 if runner == "v2" else 128), ROW_ZERO)
+    assert verdict.status == "equal", verdict
+    assert {"draft_decode", "rejection", "accept_some"} <= set(verdict.exercised)
+
+
+OF_MTP: dict[str, tuple[Edit, tuple[str, str, int, str]]] = {
+    "the state is not normed": (
+        Edit(target=_MIMO, match="self.hidden_layernorm(previous_hidden_states)", replacement="previous_hidden_states"),
+        ("draft.kv", "a", 0, "prefill"),
+    ),
+    "the state of a step is handed on before its last norm": (
+        Edit(
+            target="vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator._prefill",
+            match="self.hidden_states[:num_reqs] = sample_hidden_states",
+            replacement=(
+                "self.hidden_states[:num_reqs] = sample_hidden_states"
+                " / next(iter(self.model.model.mtp_layers.values())).final_layernorm.weight"
+            ),
+        ),
+        ("draft.hidden_in", "a", 0, "draft.decode"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_MTP)
+def test_a_planted_fault_of_mtp_is_named(run: Run, name: str) -> None:
+    edit, place = OF_MTP[name]
+    _, verdict = run(case_of("mimo", "v2", 20), ROW_ZERO, edit)
+    first = verdict.first
+    assert first is not None
+    assert (first.rule, first.request, first.round, first.stage) == place
+
+
+# The prefix cache: keys of blocks cover the token after them.
+
+
+def prefixes(runner: ModelRunner, *, apart: int = 6, **settings: Any) -> Case:
+    """A request, and some that begin as it does: b parts at the end of a block, c inside of one, d inside of the first, where a
+    block later it goes on as a does, and e does not part."""
+    case = case_of("llama-tiny", runner, 40, chunk=20, **{"enable_prefix_caching": True, **settings})
+    [first], other = case.requests, tokens(9, 40, 96)
+    prompt = first.prompt
+    after = {
+        "b": prompt[:32] + other[:5],
+        "c": prompt[:35] + other[:6],
+        "d": prompt[:8] + other[:8] + prompt[16:20],
+        "e": prompt,
+    }
+    begun = (replace(first, id=name, prompt=own, arrive=apart * (n + 1)) for n, (name, own) in enumerate(after.items()))
+    return replace(case, requests=tuple(replace(one, max_new_tokens=6) for one in (first, *begun)))
+
+
+def begins(trace: Trace) -> dict[str, int]:
+    """Where each request's first chunk begins."""
+    return {record.request: record.numbers["start"] for record in reversed(stages(trace, "prefill"))}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        prefixes("v2"),
+        pytest.param(prefixes("v2", num_gpu_blocks=5), marks=pytest.mark.long),
+        pytest.param(prefixes("v2", apart=20), marks=pytest.mark.long),
+    ],
+    ids=["", "small", "one-by-one"],
+)
+def test_rows_that_a_prefix_cache_keeps_are_those_of_the_request_that_takes_them_over(run: Run, case: Case) -> None:
+    """Of b only the first block: the last row of the second consumed the token after it."""
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert begins(trace) == {"a": 0, "b": 16, "c": 32, "d": 0, "e": 32}
+
+
+def test_a_block_that_is_given_up_and_taken_again_is_no_longer_the_caches(run: Run) -> None:
+    """In one step: its new owner's key is published when it is scheduled."""
+    case = prefixes("v2", num_gpu_blocks=5)
+    first, other = case.requests[0], tokens(7, 40, 96)
+    ways = (("a", first.prompt[:32]), ("b", first.prompt[:10] + other[:24]), ("c", other[:27]))
+    requests = (replace(first, id=name, prompt=way, arrive=3 * (name == "b")) for name, way in ways)
+    _, verdict = run(replace(case, requests=tuple(requests), chunked_prefill_size=128))
+    assert verdict.status == "equal", verdict
+
+
+def test_a_request_takes_over_blocks_that_its_own_step_writes(run: Run) -> None:
+    """vLLM's cache has them when they are scheduled (issue 41838). Each layer writes before it attends, so no row is wrong."""
+    case = prefixes("v2", apart=0)
+    trace, verdict = run(replace(case, chunked_prefill_size=256))
+    assert verdict.status == "equal", verdict
+    assert begins(trace) == {"a": 0, "b": 16, "c": 32, "d": 0, "e": 32}
+    assert {record.iteration for record in stages(trace, "prefill")} == {0}
+
+
+def test_without_the_next_token_in_its_keys_a_longer_hit_keeps_anothers_last_row(run: Run) -> None:
+    """Live in 0.33.0 with disable_lookahead_block_hashes, and with KV connectors: the guide has it."""
+    case, other = prefixes("v2", apart=8, disable_lookahead_block_hashes=True), tokens(9, 40, 96)
+    first = replace(case.requests[0], max_new_tokens=2)
+    again = (replace(first, id=name, prompt=first.prompt[:32] + other[:n], arrive=n) for name, n in (("b", 20), ("c", 24)))
+    case = replace(case, requests=(first, *again), num_steps=1)
+    trace, verdict = run(case)
+    first_wrong = verdict.first
+    assert first_wrong is not None
+    assert (verdict.rule, first_wrong.request, first_wrong.index.partition(",")[0]) == ("draft.kv", "c", "row 31")
+    assert begins(trace) == {"a": 0, "b": 16, "c": 32}
+
+
+_KEYS = "vllm.v1.core.kv_cache_utils"
+OF_THE_CACHE: dict[str, tuple[Edit, tuple[str, str, str]]] = {
+    "keys do not cover the next token": (
+        Edit(
+            target=f"{_KEYS}.get_request_block_hasher",
+            match="extra_keys = (extra_keys, request.all_token_ids[end_token_idx])",
+            replacement="pass",
+        ),
+        ("draft.kv", "b", "prefill"),
+    ),
+    "keys cover half of a block": (
+        Edit(
+            target=f"{_KEYS}.hash_block_tokens",
+            match="tuple(curr_block_token_ids)",
+            replacement="tuple(curr_block_token_ids)[:8]",
+        ),
+        ("target.kv", "d", "prefill"),
+    ),
+    "a hit is one block too short": (
+        Edit(
+            target="vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.find_longest_cache_hit",
+            match="max_length // block_size)",
+            replacement="max_length // block_size - 1)",
+        ),
+        ("radix.hit", "c", "prefill"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_CACHE)
+def test_a_planted_fault_of_the_prefix_cache_is_named(run: Run, name: str) -> None:
+    edit, place = OF_THE_CACHE[name]
+    _, verdict = run(prefixes("v2"), edit)
+    first = verdict.first
+    assert first is not None
+    assert (first.rule, first.request, first.stage) == place
+
+
 # Break vLLM in one place: the judge must name the rule, at the place where the wrong number first shows.
 
 _SPECULATOR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator"
@@ -332,10 +492,6 @@ REFUSED = {
     "topk 2": (replace(_CASE, topk=2), "drafts chains alone"),
     "page_size 4": (replace(_CASE, page_size=4), "blocks of its Triton attention"),
     "model": (replace(_CASE, model="mimo-v2"), "its checkpoint is not tried there"),
-    "prefix cache": (
-        replace(_CASE, engine=EngineSettings(vllm=VLLMSettings(enable_prefix_caching=True))),
-        "enable_prefix_caching: not driven",
-    ),
     "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
     "stream": (replace(_CASE, requests=(replace(_CASE.requests[0], stream=True),)), "stream of request 'a' on vLLM"),
     "room": (

@@ -99,7 +99,9 @@ def test_every_accept_length_occurs_as_often_as_the_recipe_says(name: str) -> No
 # Which hidden states a recipe feeds (DESIGN §2), by what they are and not by their names.
 
 NEXTN = sorted(
-    name for name in RECIPES if RECIPES[name].family in ("deepseek", "deepseek_dsa", "nemotron_h", "qwen3_5", "qwen3_next")
+    name
+    for name in RECIPES
+    if RECIPES[name].family in ("deepseek", "deepseek_dsa", "mimo", "nemotron_h", "qwen3_5", "qwen3_next")
 )
 FROZEN = sorted(name for name in RECIPES if RECIPES[name].frozen)
 EAGLE = sorted(
@@ -142,7 +144,7 @@ def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     assert torch.equal(rows.logits, rows.hidden @ weights["lm_head.weight"].T)
 
 
-@pytest.mark.parametrize("name", ["step-3.5"])
+@pytest.mark.parametrize("name", ["mimo", "step-3.5"])
 def test_the_target_feeds_its_state_before_the_final_norm(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     rows = target_rows(weights, recipe.target, torch.arange(9))

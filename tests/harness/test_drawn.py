@@ -38,7 +38,7 @@ from eagletwin.harness.core.case import (
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.grammar import writes
 from eagletwin.harness.core.run_spec import CPU, Mode, RunSpec
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions.grammar import grammars
 from eagletwin.harness.families.valid import check_case, decode_case, not_driven, not_in_stages, not_on_ranks
 from eagletwin.harness.families.windows import ENDING
@@ -59,7 +59,7 @@ def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(se
     apart = {"grammar backend", "DP attention", "sparse attention"}
     assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {topic.words for topic in TOPICS} - apart
     # a thing that few recipes have may take the turn of another
-    wanted = {name for name, recipe in RECIPES.items() if recipe.target.index is None}
+    wanted = {name for name, recipe in RECIPES.items() if not family_of(recipe).asked_for}
     assert {block.focus.model for block in blocks_of_it} == wanted
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4

@@ -27,7 +27,7 @@ from .models.report import PAGE as MODELS_PAGE
 from .models.report import open_cells
 from .models.report import page as models_page
 from .models.survey import FILE as MODELS_FILE
-from .models.survey import InModel, ModelCell, attempt_of, case_in, due, proven_in, without_running
+from .models.survey import ON_SGLANG, InModel, ModelCell, attempt_of, case_in, due, proven_in, without_running
 from .models.survey import asked_of as asked_in_model
 from .models.survey import read as read_models
 from .models.survey import write as write_models
@@ -449,7 +449,7 @@ def test_what_no_cpu_reaches_is_not_run() -> None:
 def test_a_proof_that_is_known_not_to_show_is_told_so_and_no_proof_that_was_made_is_refused() -> None:
     """Else both sides are equal, and the release is suspected. A reason is of the installed release alone."""
     found = read_models(DOCS)
-    for model in RECIPES:
+    for model in ON_SGLANG:
         for name, answer in found[model].answers.items():
             if answer.status == "proven":
                 assert not _not_run(LEDGER[name], model, RunSpec(mode=on_a_cpu(LEDGER[name]))), (name, model)

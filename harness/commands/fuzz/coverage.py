@@ -32,7 +32,7 @@ from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.terminal import count, nearest
 from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
-from eagletwin.harness.families import FAMILIES, RECIPES, family_of
+from eagletwin.harness.families import FAMILIES, RECIPES, runs_on
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
@@ -111,7 +111,7 @@ def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
     if mode.engine == "vllm":
-        others = [name for name, recipe in RECIPES.items() if family_of(recipe).on_vllm is not None and name not in models]
+        others = [name for name, recipe in RECIPES.items() if runs_on(recipe, "vllm") and name not in models]
         more = [
             "the other model runner (--only model-runner=v1, or without it)",
             f"all else that {mode.title} has (docs/guide/vllm.md)",
@@ -121,8 +121,8 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     left_out = [topic for topic in TOPICS if topic.words not in topics and (mode.device == "cpu" or topic not in PRODUCTION)]
     missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in left_out]
     left = dict[str, list[str]]()
-    for name in RECIPES:
-        if name not in models:
+    for name, recipe in RECIPES.items():
+        if name not in models and runs_on(recipe, mode.engine):
             left.setdefault(_of_recipe(name, mode), []).append(name)
     missing += [f"recipes: {', '.join(names)} (--only {names[0]}{where})" for where, names in sorted(left.items())]
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
@@ -137,7 +137,7 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
 
 def _of_topic(topic: Dimension, mode: Mode) -> str:
     """What is to be left out of a mode in which no case has this topic; empty: some case has it."""
-    if models := [name for name in RECIPES if topic.has(_smallest(name))]:
+    if models := [name for name, one in RECIPES.items() if runs_on(one, mode.engine) and topic.has(_smallest(name))]:
         return min((_of_recipe(name, mode) for name in models), key=len)
     return _left_out([name for name in topic.modes if getattr(mode, name) != getattr(CPU, name)])
 

@@ -13,7 +13,7 @@ import torch
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.inside.blame import NotDriven
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.valid import not_driven
 from eagletwin.harness.families.weights import model_pair
@@ -95,7 +95,6 @@ def _configuration(case: Case) -> Any:
     settings, recipe = case.vllm, RECIPES[case.model]
     most = min(recipe.max_position, settings.num_gpu_blocks * case.page_size)
     target, draft = checkpoints(case.model, engine="vllm")
-    method = "eagle3" if recipe.algorithm == "EAGLE3" else "eagle"
     return EngineArgs(
         model=str(target),
         skip_tokenizer_init=True,
@@ -111,7 +110,12 @@ def _configuration(case: Case) -> Any:
         async_scheduling=False,
         disable_log_stats=True,
         per_request_spec_decode_metrics="detailed",
-        speculative_config={"method": method, "model": str(draft), "num_speculative_tokens": case.num_steps},
+        speculative_config={
+            "method": family_of(recipe).vllm_method,
+            "model": str(draft),
+            "num_speculative_tokens": case.num_steps,
+            "disable_lookahead_block_hashes": settings.disable_lookahead_block_hashes,
+        },
         compilation_config={"mode": 0, "custom_ops": ["none"]},
         seed=0,
     ).create_engine_config()

@@ -5,6 +5,7 @@ requests need that run.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from eagletwin.harness.engines.inside import blame
 from eagletwin.harness.engines.inside.adapter import EndlessCase, Live, Reached, Stopped
 from eagletwin.harness.families import RECIPES
 
-from .pools import Blocks
+from .pools import DRAFT, TARGET, Blocks
 from .taps import StepTaps
 
 _FINISHES = {"STOP": Finish.STOP, "LENGTH": Finish.LENGTH, "ABORT": Finish.ABORT}
@@ -89,7 +90,21 @@ class CoreDrive:
                     pass
             finally:
                 self._scheduler.max_num_scheduled_tokens = usual
+        self._record_cached()
+        self._core.reset_prefix_cache()
         self._account("flushed")
+
+    def _record_cached(self) -> None:
+        """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
+        if not self.case.vllm.enable_prefix_caching:
+            return
+        for name in self._taps.seen:  # of a request that is aborted before it runs there is nothing
+            asked = self.case.request(name)
+            tokens = [*asked.prompt, *self._answers[name].tokens]
+            slots = self._blocks.prefix(self._engine_request(asked, tokens))
+            rows = {f"{part}_kv": self._taps.pools.rows(part, slots) for part in (TARGET, DRAFT)}
+            tensors = {"tokens": np.array(tokens, np.int64), "slots": slots} | rows
+            self._recorder.add(name, 0, "cached", when=When(self._iteration), tensors=tensors)
 
     def _step(self) -> bool:
         """One iteration; False: there is nothing left to do."""
@@ -103,7 +118,7 @@ class CoreDrive:
         coming = [request for request in self.case.requests if request.id not in self._answers]
         if self._live is None and not coming and not self._scheduler.has_requests():
             return False
-        self._taps.pools.poison(self._blocks.free())
+        self._taps.pools.poison(self._blocks.unheld())
         for request in coming:
             if request.arrive <= self._iteration and (not request.after or request.after in self._finished):
                 self._add(request)
@@ -129,20 +144,21 @@ class CoreDrive:
         self._recorder.add("", 0, stage, step=self._iteration, when=When(self._iteration), numbers=numbers, tensors=tensors)
 
     def _add(self, asked: Request) -> None:
+        self._answers[asked.id] = _Answer()
+        self._core.add_request(self._engine_request(asked, asked.prompt))
+
+    def _engine_request(self, asked: Request, tokens: Sequence[int]) -> Any:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request as EngineRequest
 
         ends = [*asked.stop, RECIPES[self.case.model].end_of_sequence] if asked.stop else []
         params = SamplingParams(max_tokens=asked.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=ends)
-        self._answers[asked.id] = _Answer()
-        self._core.add_request(
-            EngineRequest(
-                request_id=asked.id,
-                prompt_token_ids=list(asked.prompt),
-                sampling_params=params,
-                pooling_params=None,
-                block_hasher=self._core.request_block_hasher,
-            )
+        return EngineRequest(
+            request_id=asked.id,
+            prompt_token_ids=list(tokens),
+            sampling_params=params,
+            pooling_params=None,
+            block_hasher=self._core.request_block_hasher,
         )
 
     def _abort(self, name: str) -> None:

@@ -76,6 +76,15 @@ class Blocks:
         """Blocks that a request can be given by their content, in use or not."""
         return {block.block_id for block in self._pool.blocks if block.block_hash is not None}
 
+    def prefix(self, request: Any) -> Array:
+        """Slots of as long a prefix of an engine's request as the prefix cache has for a new one with more tokens."""
+        [found], *_ = self._manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens)
+        return self.slots(block.block_id for block in found)
+
+    def unheld(self) -> set[int]:
+        """Blocks that nobody has: neither a request nor the prefix cache."""
+        return {*self.free()} - self.cached()
+
     def free(self) -> list[int]:
         """Blocks that can be taken, with those that the prefix cache would give up."""
         return [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]

@@ -79,7 +79,7 @@ class StepTaps:
         self.iteration, self.prefills = 0, 0
         self._case, self._recorder, self._reached, self._blocks = case, recorder, reached, blocks
         self._scheduler, self._drafter = core.scheduler, drafter
-        self._seen: dict[str, None] = {}  # requests that had blocks, in their order
+        self.seen: dict[str, None] = {}  # requests that had blocks, in their order
         self._rounds: dict[str, int] = {}  # verified rounds of each request that decodes
         self._prefilling: set[str] = set()  # of those that were prefilled before, as after a preemption
         self._drafted: dict[str, _Drafted] = {}
@@ -87,7 +87,9 @@ class StepTaps:
         self._forwards = self._batches = 0
         self._step = _Step({})
         self._wraps = Wraps()
+        self._taken = set[int]()  # blocks that a step gives to requests, whatever was in them
         self._wraps.method(core.scheduler, "schedule", self._around_schedule)
+        self._wraps.method(core.scheduler.kv_cache_manager.block_pool, "get_new_blocks", self._around_new_blocks)
         self._wraps.method(core.scheduler, "update_from_output", self._around_update)
         self._wraps.method(runner.model, "forward", self._around_target)
         self._wraps.method(drafter.model, "forward", self._around_draft)
@@ -101,7 +103,7 @@ class StepTaps:
     # what a step computes
 
     def _around_schedule(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        cached = self._blocks.cached()
+        cached, self._taken = self._blocks.cached(), set()
         known = {name: (one.num_computed_tokens, one.num_tokens) for name, one in self._scheduler.requests.items()}
         result = call(*args, **kwargs)
         for name in result.preempted_req_ids or ():
@@ -118,6 +120,11 @@ class StepTaps:
         if result.total_num_scheduled_tokens:
             self._record_owners(cached)
         return result
+
+    def _around_new_blocks(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        blocks = call(*args, **kwargs)
+        self._taken |= {block.block_id for block in blocks}
+        return blocks
 
     def _forget(self, name: str) -> None:
         """A request lost its rows: it is prefilled again."""
@@ -188,10 +195,10 @@ class StepTaps:
     def _record_owners(self, cached: set[int]) -> None:
         """Who owns which slot when a batch begins. cached: the prefix cache's blocks before it was scheduled, which publishes
         blocks that the batch is to write."""
-        self._seen.update(dict.fromkeys(self._blocks.live))
-        owned = {name: self._blocks.table(name) for name in self._seen}
+        self.seen.update(dict.fromkeys(self._blocks.live))
+        owned = {name: self._blocks.table(name) for name in self.seen}
         owners = np.repeat(np.arange(len(owned), dtype=np.int32), [len(slots) for slots in owned.values()])
-        still = sorted(cached & self._blocks.cached())
+        still = sorted(cached & self._blocks.cached() - self._taken)
         self._recorder.add(
             "",
             0,

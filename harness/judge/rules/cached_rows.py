@@ -91,7 +91,7 @@ class CacheRows(Rules):
 
     def begin(self) -> None:
         self._ahead = self._model.ahead
-        self.on = self._model.numbers and self._case.engine.sglang.radix_cache
+        self.on = self._model.numbers and self._case.prefix_cache
         self._from = {request.id: _first_logits(request) for request in self._case.requests}
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
         self._on_host: dict[int, tuple[str, int]] = {}
@@ -111,10 +111,10 @@ class CacheRows(Rules):
         self._compare.integers(Place(record, "finished"), "draft.kv", path, tokens, "token of the cached path", 0)
 
     def looked_up(self, name: str, known: int) -> int:
-        """Rows that SGLang looks up of a request with so many tokens: not that of the last one, whose logits are wanted, nor
+        """Rows that are looked up of a request with so many tokens: not that of the last one, whose logits are wanted, nor
         those behind the first whose logprob is asked for; and where keys are pairs of tokens there is one less."""
         asked = self._from[name]
-        return max(0, min(known - 1, known if asked is None else asked) - self._ahead)
+        return max(0, min(known - 1, known if asked is None else asked) - self._ahead * self._engine.pairs)
 
     @stages("copy")
     def note_copied(self, number: int, record: Record) -> None:

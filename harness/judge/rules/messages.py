@@ -109,7 +109,7 @@ class HiddenStates(Rules):
             retracted = any(
                 event.kind == "retract" and before.iteration < event.at <= record.iteration for event in case.events
             )
-            if not (retracted and case.engine.sglang.radix_cache):
+            if not (retracted and case.prefix_cache):
                 possible.pop()
             possible.append(before.numbers["start"])
         return prompt - rows if prompt - rows in possible else possible[-1]

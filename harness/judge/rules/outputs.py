@@ -108,7 +108,7 @@ class Answers(Rules):
         prefix cache may have all that was prefilled."""
         case = self._case
         events = (event.at for event in case.events if event.kind == "retract")
-        return case.engine.sglang.radix_cache and any(before.iteration < at <= record.iteration for at in events)
+        return case.prefix_cache and any(before.iteration < at <= record.iteration for at in events)
 
     @rule("output.finish", "3.9", weights="no")
     @stages("finished")

@@ -26,7 +26,8 @@ from .states import TrackedStates
 # that is aborted, and of one that is retracted nothing but what may be evicted at once. The end of a request is seen when an
 # iteration begins, but for one whose result is looked at before a retraction by an event (with overlap): what the cache has
 # then is recorded, as the retraction and the next batch may evict it at once. Rows of a streaming session are the session's
-# (sessions.py). Where layers keep states, what is promised ends where the cache has a state: states.py.
+# (sessions.py). Where layers keep states, what is promised ends where the cache has a state: states.py. vLLM gives its cache
+# the blocks of known tokens when it schedules a step: those that a request's last round completes never get there.
 
 _KEPT_RULE = "radix.kept"
 
@@ -154,7 +155,8 @@ class KeptRows(Rules):
             return
         name, end = record.request, record.numbers["seq_len"]
         self._goes_on(record)
-        self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
+        kept = end if self._engine.keeps_last else self._whole(self._round(record).committed)
+        self._steps.setdefault(name, []).append(_Step(end, end + 1, kept))
 
     @stages("finished")
     def note_finished(self, number: int, record: Record) -> None:
@@ -264,6 +266,7 @@ class Hits(Rules):
         replay = self._replays[name]
         stored, ends = self._rows.of(replay, known, self._cached), self._tracked.ends(replay.tokens[:known], self._states)
         most = min(stored.count, self._rows.looked_up(name, known)) // self._page * self._page
+        most -= self._page * self._case.vllm.disable_lookahead_block_hashes  # such a hit drops its last block
         for end in range(most, 0, -self._page):
             if self._tracked.on and end not in ends:  # where layers keep states a hit ends where the cache has one
                 continue

@@ -27,7 +27,7 @@ class Slots(Rules):
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
         self._overlap = self._trace.header.engine.overlap
-        self._radix_cache = self._case.engine.sglang.radix_cache
+        self._radix_cache = self._case.prefix_cache
 
     @stages("batch")
     def batch(self, number: int, record: Record) -> None:
@@ -81,7 +81,8 @@ class Slots(Rules):
         expected = [table[column] for column in columns]
         taken, written = self._written.setdefault(place.record.forward, {}), {*actual}
         if request not in self._foreign:
-            self._foreign[request] = {slot for slot, owner in self._owners if owner != request}
+            theirs = {slot for slot, owner in self._owners if owner != request}
+            self._foreign[request] = theirs - self._shared(request) if self._engine.early else theirs
         nobodys = all(map(written.isdisjoint, (taken, self._foreign[request], self._cached, self._check_window)))
         if actual == expected and nobodys and 0 not in written and len(written) == len(actual):
             taken.update(dict.fromkeys(actual, request))
@@ -109,6 +110,14 @@ class Slots(Rules):
                 self._compare.report(place, "draft.slots", *said, shown=shown)
                 return
             taken[slot] = request
+
+    def _shared(self, request: str) -> set[int]:
+        """Slots that another request has for the same column: rows that both see, if their tokens are the same."""
+        tables = dict[str, list[int]]()
+        for slot, owner in self._owners:
+            tables.setdefault(owner, []).append(slot)
+        own = tables.pop(request, [])
+        return {slot for other in tables.values() for slot, theirs in zip(own, other, strict=False) if slot == theirs}
 
     @stages("draft")
     def round(self, number: int, record: Record) -> None:

@@ -30,14 +30,13 @@ def models(
     An interrupted run goes on where it stopped. 125 if a cell is empty, or an entry does not show and nobody knows why.
     """
     from eagletwin.harness.engines.host import Host
-    from eagletwin.harness.families import RECIPES
 
     from . import survey
     from .report import PAGE, open_cells, page
-    from .survey import read
+    from .survey import ON_SGLANG, read
     from .survey import write as write_results
 
-    chosen = _chosen(names, list(RECIPES))
+    chosen = _chosen(names, ON_SGLANG)
     ledger = ledger_of(["all"])
     wanted = ledger_of(entries) if entries else ledger
     found = read(write)

@@ -21,7 +21,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.provision import releases
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, runs_on
 from eagletwin.harness.families.weights import target_says
 
 from ..common import read_answers, write_answers
@@ -34,6 +34,7 @@ from ..gpu.plan import Options, proofs
 FILE = "models.jsonl"
 # Of DP attention: ranks meet in the same code in every model, and a cell would take two minutes. Of rows that are chosen: two
 # steps of any chain show the ledger's dsa-draft-reads first.
+ON_SGLANG = [name for name, recipe in RECIPES.items() if runs_on(recipe, "sglang")]
 NOT_ASKED = ("not asked: each run builds all ranks anew", "not asked: as released every chain is wrong there (dsa-draft-reads)")
 
 
@@ -77,7 +78,7 @@ def asked_of(entry: Entry) -> str:
 def read(folder: Path) -> dict[str, InModel]:
     """Each model, with what is known of it. Raises InputError for a file of another kind."""
     answers = read_answers(folder / FILE, ModelCell, "nothing was proven")
-    return {model: InModel(model=model, answers=answers.get(model, {}) | _impossible_in(model)) for model in RECIPES}
+    return {model: InModel(model=model, answers=answers.get(model, {}) | _impossible_in(model)) for model in ON_SGLANG}
 
 
 def without_running(entry: Entry, model: str) -> ModelCell | None:
