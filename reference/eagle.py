@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .compressed import StreamsHead
 from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft
 from .llama import Weights, decoder_layer
 from .sizes import LlamaShape
@@ -58,7 +59,7 @@ class EagleHead:
         return DraftRows(x, linear(x, self.lm_head), torch.stack(keys), torch.stack(values))
 
 
-Head = EagleHead | Eagle3Head | MtpHead | PlainDraft | FrozenHead
+Head = EagleHead | Eagle3Head | MtpHead | PlainDraft | FrozenHead | StreamsHead
 
 
 def draft_rows(

@@ -35,6 +35,7 @@ class TargetRows:
                            none of layers that keep a state
     values   [L, T, G, D]  of latent attention empty
     kept     of each layer that keeps a state, what it keeps after each row (state_layers.py)
+    compressors  of each layer, what its compressors keep of each row [T, C] (compressed.py)
     """
 
     hidden: Tensor
@@ -44,6 +45,7 @@ class TargetRows:
     keys: Tensor
     values: Tensor
     kept: tuple[Kept, ...] = ()
+    compressors: tuple[Tensor, ...] = ()
 
 
 def causal(length: int) -> Tensor:
@@ -194,6 +196,10 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     lengths: tokens holds sequences of these lengths, one after the other; none given: one sequence.
     """
     lengths = lengths or [len(tokens)]
+    if shape.compressed is not None:
+        from .compressed import streams_target  # which is made of parts of this file
+
+        return streams_target(weights, shape, tokens, lengths)
     _, positions, sees = side_by_side(lengths)
     gemma, embedding = shape.gemma, weights["model.embed_tokens.weight"]
     x = embedding[tokens] if gemma is None else embed(embedding, tokens)  # [T, H]

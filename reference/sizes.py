@@ -74,20 +74,24 @@ class ExpertShape:
     count   experts that a router chooses from, in `groups` groups of as many each
     chosen  experts of each row
     inner   width inside each of them, and inside the one that all rows share
-    affinity  of an expert to a row: a sigmoid of its own logit, or a softmax over all experts
+    affinity  of an expert to a row: a sigmoid of its own logit, a root of its softplus, or a softmax over all experts
     shared  whether one more expert is added to every row
     kept    groups that the chosen experts may come from
     scale   what the routed experts' sum is multiplied by
+    limit   where both parts of an expert are clamped, the gate from above alone; 0: nowhere
+    settled biases, or a table by tokens, decide every choice, whatever a row's affinities are
     """
 
     count: int
     chosen: int
     inner: int
-    affinity: Literal["sigmoid", "softmax"]
+    affinity: Literal["sigmoid", "softmax", "root_softplus"]
     shared: bool
     groups: int = 1
     kept: int = 1
     scale: float = 1.0
+    limit: float = 0.0
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,40 @@ class GemmaShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedShape:
+    """Of layers between which a row is several streams, and that attend to a window and to compressed rows (compressed.py).
+
+    ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does
+    rope     width of a key's back part, which turns
+    groups, group_rank  of heads, whose output is made of so few numbers each
+    window   rows that a row sees as they are, with itself
+    index_heads, index_width, chosen  of what chooses compressed rows of ratio 4
+    streams, sinkhorn, stream_eps  how many, iterations that make their mixing, and what is added there
+    window_theta  base of the rotary embedding where nothing is compressed; theta, scaling: elsewhere
+    """
+
+    ratios: tuple[int, ...]
+    query_rank: int
+    rope: int
+    groups: int
+    group_rank: int
+    window: int
+    index_heads: int
+    index_width: int
+    chosen: int
+    streams: int
+    sinkhorn: int
+    stream_eps: float
+    window_theta: float
+    theta: float
+    scaling: RopeScaling
+
+    def stored(self, width: int) -> int:
+        """Numbers that are stored of a row of the target: its own, a compressed row and an index key."""
+        return 2 * width + self.index_width if any(self.ratios) else width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -186,6 +224,7 @@ class LlamaShape:
     turning     width of a head's front part that turns with its position (RoPE); 0: all of it
     rope_theta  of those turns; 0: nothing turns (Nemotron-H)
     gated       each head's attention is multiplied by a sigmoid of a gate, which the query's projection makes too
+    compressed  its layers are DeepSeek-V4's; None: they are not
     """
 
     vocab_size: int
@@ -211,6 +250,7 @@ class LlamaShape:
     gemma: GemmaShape | None = None
     turning: int = 0
     gated: bool = False
+    compressed: CompressedShape | None = None
 
     def keeps_state(self, layer: int) -> bool:
         """Whether this layer keeps a state in place of rows."""
@@ -229,9 +269,9 @@ class LlamaShape:
 
     @property
     def chooses(self) -> bool:
-        """Whether a router leaves experts out."""
+        """Whether a router leaves experts out, by numbers of a row."""
         kind = self.experts or self.clamped
-        return kind is not None and kind.chosen < kind.count
+        return kind is not None and kind.chosen < kind.count and not (self.experts and self.experts.settled)
 
     def window(self, layer: int) -> int:
         """How many rows a row of this layer sees; 0: all that stand before it."""
