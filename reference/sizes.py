@@ -202,6 +202,13 @@ class CompressedShape:
         """Numbers that are stored of a row of the target: its own, a compressed row and an index key."""
         return 2 * width + self.index_width if any(self.ratios) else width
 
+    def kept(self, ratio: int, width: int) -> tuple[tuple[str, int], ...]:
+        """What compressors of a layer of this ratio keep of a row, one behind the other, and how wide each is."""
+        if ratio != 4:
+            return (("vector", width), ("scores", width))
+        index = self.index_width
+        return (("vectors", 2 * width), ("scores", 2 * width), ("index vectors", 2 * index), ("index scores", 2 * index))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:

@@ -214,6 +214,10 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
         due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}
+    if record.stage in ("extend", "prefill"):
+        names = (f"compressor{layer}_state" for layer, ratio in enumerate(model.ratios) if ratio)
+        if absent := next((name for name in names if name not in record.tensors), ""):
+            return f"no {absent}"
     if model.keeping and case.engine.sglang.radix_cache:
         part, slots = ("cached", "cached_ends") if record.stage == "cached" else ("tracked", "tracked")
         if record.stage in ("iteration", "flushed", "cached"):

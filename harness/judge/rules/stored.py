@@ -9,7 +9,7 @@ from . import rule, stages
 from .multi_layer_draft import Layers
 from .selection import Selection
 
-_OF_TARGET: dict[str, Phase] = {"prefill": "target.extend", "extend": "target.verify"}  # the phase of its forward
+OF_TARGET: dict[str, Phase] = {"prefill": "target.extend", "extend": "target.verify"}  # the phase of its forward
 _NEVER = "no row: its token was never committed"
 
 
@@ -23,7 +23,7 @@ class PoolRows(Rules):
     def target(self, number: int, record: Record) -> None:
         """The target's stored row i is a function of x[0..i] alone, for every committed position."""
         if self._model.numbers and self._has_rows(record):
-            self._stored_in("target", number, Place(record, _OF_TARGET[record.stage]), self._replay(record).stored["target"])
+            self._stored_in("target", number, Place(record, OF_TARGET[record.stage]), self._replay(record).stored["target"])
 
     @rule(
         "draft.kv",

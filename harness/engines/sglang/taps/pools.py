@@ -50,6 +50,8 @@ def _keys_and_values(keys: Tensor, values: Tensor, mapped: bool = False) -> Buff
 def buffers(pool: Any) -> list[Buffers]:
     """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
     window; one of latent rows has one buffer a layer. Layers that keep a state have no rows (below)."""
+    if hasattr(pool, "compression_ratios"):  # bytes, which compressed_pool.py reads
+        return [Buffers({"rows": rows}, (0,)) for rows in pool.swa_kv_pool.kv_buffer]
     if not hasattr(pool, "k_buffer") and hasattr(pool, "mamba_pool"):
         pool = pool.full_kv_pool
     if hasattr(pool, "kv_lora_rank"):
@@ -155,6 +157,10 @@ class Pool:
         lengths = [len(part) for part in parts]
         rows = self.rows(np.concatenate(parts))
         return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+    def kept_of(self, row: int, table: Array) -> dict[str, Array]:  # noqa: ARG002
+        """What the pool keeps of a request beside its rows: nothing."""
+        return {}
 
     def copies(self) -> list[Tensor]:
         """All that is stored now."""
