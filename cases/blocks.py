@@ -34,6 +34,7 @@ from .strategies import (
     LARGE,
     NUM_STEPS,
     PAGE_SIZES,
+    PAGES,
     POOL_SIZES,
     REQUEST_OPTIONS,
     SMALL_TREE,
@@ -456,8 +457,9 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
 
 def _turns(engine: Engine) -> list[str]:
     """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several. One whose
-    rows choose comes only where it is asked for: a live bug (dsa-draft-reads) shows in each of its chains."""
-    common = [recipe for recipe in RECIPES.values() if recipe.target.index is None]
+    rows choose or are compressed comes only where it is asked for: a live bug (dsa-draft-reads, dsv4-draft-reads) shows in each
+    of its chains."""
+    common = [recipe for recipe in RECIPES.values() if recipe.target.index is None and recipe.target.compressed is None]
     driven = [recipe for recipe in common if engine == "sglang" or family_of(recipe).on_vllm is not None]
     return [recipe.name for recipe in driven for _ in range(max(1, 4 // recipe.target.num_layers))]
 
@@ -536,7 +538,8 @@ def _draw_block(
     elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
         focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
     if recipe.page:  # a request has whole pages, and a small pool holds none
-        focus = replace(focus, page_size=recipe.page, max_total_tokens=POOL_SIZES[0], tree_size=TREE_SIZES[0])
+        slots = max(POOL_SIZES[0], PAGES * recipe.page)
+        focus = replace(focus, page_size=recipe.page, max_total_tokens=slots, tree_size=TREE_SIZES[0])
     if recipe.target.states:  # smaller cases would lose the cache of states, and no case were of this configuration
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window

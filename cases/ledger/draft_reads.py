@@ -135,6 +135,22 @@ DSV4 = Probe(
     ),
 )
 
+DSV4_WORKER = Entry(
+    id="dsv4-draft-reads-worker",
+    title="Draft decode reads its own rows in a worker (DeepSeek-V4)",
+    rule="draft.proposal",
+    buggy="0.5.12 -",
+    trigger="the DeepSeek-V4 backend, num_steps >= 2; on a CPU, by stand-ins for its kernels",
+    needs=Needs(dtype="bfloat16"),
+    remedy=Patch(name="remedy-dsv4-draft-reads-worker", edits=DSV4.remedy.edits),
+    case=small_case(
+        Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=12),
+        model="deepseek-v4",
+        num_steps=3,
+        page_size=256,
+    ),
+)
+
 _BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnMultiStepBackend"
 
 _DSA_EAGER = (
@@ -210,4 +226,4 @@ DSA_WORKER = Entry(
     ),
 )
 
-ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSA, DSA_WORKER)
+ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, DSA, DSA_WORKER)

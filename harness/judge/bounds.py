@@ -88,11 +88,6 @@ BFLOAT16_ROUNDING = 2.0**-8
 # largest of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
 INDEX_PRODUCT, INDEX_NUMBER = 128 * 2.0**-24, 1e-5
 
-# Rows in FP8 (e4m3) are read as they are rounded, and one that is off by 6 roundings of bfloat16 may be rounded to a neighbour, a
-# tenth of it away: that is off by the root of a hundredth times a tenth in the root mean square, three hundredths, which is so
-# many times a rounding's square.
-_FP8_ROUNDINGS = 360
-
 # Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0
 
@@ -132,8 +127,6 @@ def bfloat16(model: str) -> Bounds:
         roundings += draft * (2 + of_branch[1]) + (_OWN_SCORE * 0.43 * 8**0.5 / 2) ** 2
     else:
         roundings += draft * (2 + of_branch[1] * gain**2)
-    if recipe.target.compressed is not None:
-        roundings += _FP8_ROUNDINGS * (target + draft) * gain**2
     deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
     return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.25, tie_share=0.75)
 

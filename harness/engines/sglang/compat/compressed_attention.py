@@ -239,6 +239,8 @@ def compress_norm_rope_store(
     ends = rows[:, 0] % plan.compress_ratio == 0
     made = _turned(_normed(kv, norm_eps, norm_weight), freq_cis, rows[:, 0] - plan.compress_ratio)[ends]
     slots = out_loc.long()[at[ends]]
+    if not len(slots):
+        return
     if kv.shape[-1] != 128:
         store_rows(made, slots, kvcache, page_size)
         return
