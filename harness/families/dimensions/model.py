@@ -135,7 +135,7 @@ DIMENSIONS = (
         key="sparse",
         kind="sparse",
         refusals=_chosen_refusals,
-        modes=dict.fromkeys(("device", "dtype", "tp", "pp", "dp"), "not tried"),
+        modes=dict.fromkeys(("tp", "pp", "dp"), "not tried"),
     ),
     _of_recipes(
         "compressed rows",

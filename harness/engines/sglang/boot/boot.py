@@ -143,6 +143,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     os.environ.update(family_of(recipe).environment)
     if recipe.target.compressed is not None:
         compressed_attention.mix_with_triton(SHIMS)
+    if mode.device == "cuda" and recipe.target.index is not None:
+        sparse_attention.score_with_torch(SHIMS)
     if mode.device == "cpu":
         _make_able(case, mode)
         if mode.graphs or settings.cuda_branches:
@@ -346,8 +348,9 @@ def changed_settings(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
-        latent = RECIPES[case.model].target.latent is not None
-        asked["attention"] = speculation.backend_class(mode.attention, latent=latent)
+        target = RECIPES[case.model].target
+        if target.compressed is None and target.index is None:
+            asked["attention"] = speculation.backend_class(mode.attention, latent=target.latent is not None)
     if scheduler.draft_worker is None:  # plain, or an earlier stage of a pipeline, which does not overlap either
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
