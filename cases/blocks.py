@@ -165,6 +165,9 @@ SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of step
 WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
 PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
+# Prompts of up to more than a page of DeepSeek-V4's, most of which go on from about where 128 rows end.
+COMPRESSED = replace(SMALL, prompt=276, common=124)
+
 _LARGE = 16  # one block in so many has large cases for no other reason than that
 AS_RELEASED = 8  # one block in so many runs SGLang as it is; in the others known live bugs are mended
 # Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
@@ -270,7 +273,9 @@ class Block:
     @property
     def sizes(self) -> Sizes:
         """How large its requests are. Where the prefix cache keeps states, prompts come to one and part there."""
-        if self.large:
+        if RECIPES[self.focus.model].target.compressed is not None:
+            sizes = COMPRESSED
+        elif self.large:
             sizes = LARGE
         elif self.focus.adaptive:
             sizes = SWITCHING

@@ -62,6 +62,7 @@ WORKER = Entry(
         model="deepseek-v4",
         num_steps=3,
         page_size=256,
+        chunked_prefill_size=256,
     ),
 )
 
