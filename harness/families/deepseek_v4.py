@@ -277,7 +277,6 @@ FAMILY = Family(
             "SGLANG_SWA_EVICTION_INTERVAL": "1",
         }
     ),
-    arguments=lambda recipe: MappingProxyType({"dsa_topk_backend": "torch"}),
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v4", "sglang.srt.models.deepseek_v4_nextn"),
     stored="latent rows",

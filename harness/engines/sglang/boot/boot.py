@@ -135,14 +135,14 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
             cuda.compute_states_in_float32(SHIMS)
     if recipe.frozen:
         workers.refuse_frozen(family_of(recipe).modules)
+    os.environ.update(family_of(recipe).environment)
+    if recipe.target.compressed is not None:  # before its classes are imported
+        compressed_attention.mix_with_triton(SHIMS)
     server_arguments.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
         cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         cuda.compute_experts_in_float32(SHIMS)
-    os.environ.update(family_of(recipe).environment)
-    if recipe.target.compressed is not None:
-        compressed_attention.mix_with_triton(SHIMS)
     if mode.device == "cuda" and recipe.target.index is not None:
         sparse_attention.score_with_torch(SHIMS)
     if mode.device == "cpu":
@@ -269,6 +269,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
+        **(compressed_attention.arguments(mode.device) if recipe.target.compressed is not None else {}),
         **_state_arguments(case, mode.dp),
         **_expert_arguments(recipe, mode),
         **memory.host_cache_arguments(settings, case.page_size, mode.device),

@@ -41,6 +41,11 @@ _EDITS = (
 )
 
 
+def arguments(device: str) -> dict[str, str]:
+    """Fields of ServerArgs: on a CPU torch chooses compressed rows."""
+    return {"dsa_topk_backend": "torch"} if device == "cpu" else {}
+
+
 def mix_with_triton(shims: list[str]) -> None:
     """Have Sinkhorn's iterations run in SGLang's Triton kernel, in place of TileLang's. Raises NotDriven for a release in
     which this is not known."""
