@@ -19,7 +19,6 @@ from eagletwin.reference.sizes import CompressedShape, ExpertShape, RopeScaling
 from .recipe import Family, Part, Recipe, gated_weights, llama_shape, noisy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -49,9 +48,7 @@ _SIZES = CompressedShape(
     theta=160000.0,
     scaling=RopeScaling(kind="yarn", factor=16.0, original=256),
 )
-_EXPERTS = ExpertShape(
-    count=8, chosen=2, inner=64, affinity="root_softplus", shared=True, scale=1.5, limit=10.0, settled=True
-)
+_EXPERTS = ExpertShape(count=8, chosen=2, inner=64, affinity="root_softplus", shared=True, scale=1.5, limit=10.0, settled=True)
 _SETTLES = 8.0  # a bias that no affinity outweighs: roots of softplus of logits of some 1.5
 MOST_ROWS = 4 * _SIZES.chosen  # of a text: no compressed row is left out
 
@@ -102,7 +99,9 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         "self_attn.q_b_proj.weight": normal(_HEADS * _WIDTH, rank, std=rank**-0.5),
         "self_attn.kv_proj.weight": normal(_WIDTH, size, std=size**-0.5),
         "self_attn.kv_norm.weight": 1 + normal(_WIDTH, std=0.1),
-        "self_attn.o_a_proj.weight": normal(low, _HEADS * _WIDTH // sizes.groups, std=(_HEADS * _WIDTH // sizes.groups) ** -0.5),
+        "self_attn.o_a_proj.weight": normal(
+            low, _HEADS * _WIDTH // sizes.groups, std=(_HEADS * _WIDTH // sizes.groups) ** -0.5
+        ),
         "self_attn.o_b_proj.weight": normal(size, low, std=recipe.attention_gain * low**-0.5),
         "self_attn.sinks": normal(_HEADS, std=0.5),
     }
@@ -119,7 +118,9 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         weights["mlp.gate.tid2eid"] = order[:, : experts.chosen].int()
     else:
         bias = normal(experts.count, std=0.1).abs()
-        weights["mlp.gate.e_score_correction_bias"] = bias.index_add(0, order[0, : experts.chosen], bias.new_full((2,), _SETTLES))
+        weights["mlp.gate.e_score_correction_bias"] = bias.index_add(
+            0, order[0, : experts.chosen], bias.new_full((2,), _SETTLES)
+        )
     for expert in range(experts.count):
         weights |= gated_weights(f"mlp.experts.{expert}.", size, experts.inner, recipe.mlp_gain, normal)
     return _in_bfloat16(weights | gated_weights("mlp.shared_experts.", size, experts.inner, recipe.mlp_gain, normal))
@@ -153,8 +154,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     of_head = {name.removeprefix("model."): target[name] for name in target if name.startswith("model.hc_head.")}
     kept = ("hc_head.scale", "layers.0.mlp.gate.e_score_correction_bias")  # one number; and what settles a choice
     draft = {
-        name: tensor.clone() if name in kept else noisy(recipe, tensor, normal)
-        for name, tensor in (of_layer | of_head).items()
+        name: tensor.clone() if name in kept else noisy(recipe, tensor, normal) for name, tensor in (of_layer | of_head).items()
     }
     draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
     draft["e_proj.weight"] = torch.eye(size) + normal(size, size, std=recipe.noise * size**-0.5)

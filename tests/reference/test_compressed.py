@@ -1,4 +1,4 @@
-"""DeepSeek-V4's arithmetic: against transformers' model, which rounds nothing to FP8, and compressed rows against a naive sum."""
+"""DeepSeek-V4's arithmetic, against transformers' model, which knows no FP8; and compressed rows against a naive sum."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,10 @@ def _theirs(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.long() if name.endswith("tid2eid") else tensor
     for layer in range(SHAPE.num_layers):
         prefix = f"model.layers.{layer}.mlp.experts."
-        of_each = [[weights[f"{prefix}{n}.{part}.weight"] for n in range(experts.count)] for part in ("gate_proj", "up_proj", "down_proj")]
+        of_each = [
+            [weights[f"{prefix}{n}.{part}.weight"] for n in range(experts.count)]
+            for part in ("gate_proj", "up_proj", "down_proj")
+        ]
         gate, up, down = (torch.stack(part) for part in of_each)
         found |= {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
     return found
@@ -150,6 +153,4 @@ def test_a_text_in_which_rows_would_be_left_out_is_refused() -> None:
     inner = torch.randn(16, SHAPE.hidden_size, dtype=torch.float64)
     few = replace(SHAPE, compressed=replace(SIZES, chosen=3))
     with pytest.raises(ValueError, match="more compressed rows"):
-        compressed.attention(
-            weights, f"model.layers.{layer}.self_attn.", few, 4, inner, torch.arange(16), causal(16), [16]
-        )
+        compressed.attention(weights, f"model.layers.{layer}.self_attn.", few, 4, inner, torch.arange(16), causal(16), [16])

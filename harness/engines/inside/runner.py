@@ -75,7 +75,7 @@ def serve(
             before += 1
     except BaseException as error:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
         with contextlib.suppress(OSError):  # the log cannot be written
-            traceback.print_exc(); traceback.print_exc(file=open("/tmp/v4/err", "w"))
+            traceback.print_exc()
         os._exit(UNWRITABLE if unwritable(error) else HARNESS_FAILED)
 
 

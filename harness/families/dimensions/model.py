@@ -63,7 +63,10 @@ def _compressed_refusals(case: Case) -> Iterator[Refusal]:
     most, settings = 4 * shape.chosen, case.engine.sglang
     for request in case.requests:
         if len(request.prompt) + request.max_new_tokens >= most:
-            yield f"{request.id!r} has {most} rows or more with {case.model}: which are left out is not judged", "make it shorter"
+            yield (
+                f"{request.id!r} has {most} rows or more with {case.model}: which are left out is not judged",
+                "make it shorter",
+            )
         if request.hidden_states:
             yield f"hidden_states of {request.id!r} with {case.model}: not tried", "leave them out"
     if settings.update_weights:

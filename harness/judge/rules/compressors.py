@@ -17,8 +17,7 @@ class Compressors(Rules):
     @rule("target.compressor", "3.6", weights="yes")
     @stages("prefill", "extend")
     def kept(self, number: int, record: Record) -> None:
-        """Of each row that a later compressed row is made of, the compressor keeps what follows from x[0..i] alone: also of rows
-        behind a rejected draft's, once they are committed."""
+        """Of each row that a later compressed row is made of, the compressor keeps what follows from x[0..i] alone."""
         shape = RECIPES[self._case.model].target if self._model.numbers else None
         if shape is None or shape.compressed is None or not (record.stage == "extend" or self._has_output(record)):
             return

@@ -124,7 +124,7 @@ def plan_decode(
     seq_lens: Tensor,
     swa_page_size: int,
     ring_size: int,
-    use_req_ring: bool = False,  # noqa: ARG001, FBT001, FBT002
+    use_req_ring: bool = False,  # noqa: ARG001
 ) -> Any:
     """Of a batch with one row each: bytes [b, 16] as SGLang's kernels read them."""
     where = functools.partial(
@@ -147,8 +147,8 @@ def plan_prefill(
     swa_page_size: int,
     ring_size: int,
     num_q_tokens: int,
-    use_cuda_graph: bool = False,  # noqa: FBT001, FBT002
-    use_req_ring: bool = False,  # noqa: ARG001, FBT001, FBT002
+    use_cuda_graph: bool = False,
+    use_req_ring: bool = False,  # noqa: ARG001
 ) -> Any:
     """Of a batch with several rows each: groups that end [c, 16], and rows that are kept [w, 8]. As a graph would want them,
     there are as many as rows; those behind are none: -1."""
@@ -158,7 +158,13 @@ def plan_prefill(
     for request, length, count in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_lens.tolist(), strict=True):
         positions = torch.arange(length - count, length)
         where = _places(
-            compress_ratio, torch.full_like(positions, request), positions, req_to_token, full_to_state, swa_page_size, ring_size
+            compress_ratio,
+            torch.full_like(positions, request),
+            positions,
+            req_to_token,
+            full_to_state,
+            swa_page_size,
+            ring_size,
         )
         rows = begin + torch.arange(count)
         end = (positions + 1) % compress_ratio == 0
@@ -280,7 +286,7 @@ def _turned(x: Tensor, turns: Tensor, positions: Tensor, *, back: bool = False) 
     return torch.cat([x[..., :-width].float(), torch.view_as_real(pairs).flatten(-2)], -1)
 
 
-def fused_rope_inplace(q: Tensor, k: Tensor | None, freqs_cis: Tensor, positions: Tensor, inverse: bool = False) -> None:  # noqa: FBT001, FBT002
+def fused_rope_inplace(q: Tensor, k: Tensor | None, freqs_cis: Tensor, positions: Tensor, inverse: bool = False) -> None:
     """Parts that turn, in their place."""
     for part in (q, k):
         if part is not None:
@@ -309,7 +315,7 @@ def fused_k_norm_rope_flashmla(
 
 
 def store_rows(rows: Tensor, slots: Tensor, cache: Tensor, page_size: int) -> None:
-    """Rows [n, D] as FlashMLA reads them: FP8 in blocks of 64 and bfloat16; behind all of a page the exponents of its scales."""
+    """Rows [n, D] as FlashMLA reads them: FP8 in blocks of 64 and bfloat16; behind a page's rows the exponents of scales."""
     blocks = rows[:, :PLAIN].float().unflatten(-1, (-1, 64))
     exponent = torch.ceil(torch.log2(blocks.abs().amax(-1).clamp_min(_LEAST) / _LARGEST))
     codes = (blocks / torch.exp2(exponent)[..., None]).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)

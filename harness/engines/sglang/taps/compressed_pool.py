@@ -32,7 +32,9 @@ class _Rows:
             numbers, scales = stored_parts(layer, self.page)
             at = slots // self.page, slots % self.page
             row = torch.full((PLAIN + ROPE,), LATENT_POISON)
-            stored = torch.cat([row[:PLAIN].to(torch.float8_e4m3fn).view(torch.uint8), row[PLAIN:].bfloat16().view(torch.uint8)])
+            stored = torch.cat(
+                [row[:PLAIN].to(torch.float8_e4m3fn).view(torch.uint8), row[PLAIN:].bfloat16().view(torch.uint8)]
+            )
             numbers[at] = stored.to(layer.device)
             scales[at] = 127  # the exponent of 1
 
