@@ -112,6 +112,15 @@ READS = tuple(
     for step in range(1, NUM_STEPS)
 )
 
+_DSV4_REMEDY = small_patch(
+    "remedy-dsv4-draft-reads",
+    f"{BACKEND}.make_forward_metadata_from_raw_decode",
+    "seq_lens = raw_metadata.seq_lens",
+    "seq_lens = raw_metadata.seq_lens\n"
+    "if self.topk > 0 and self.speculative_num_steps > 1:\n"
+    "    seq_lens = seq_lens + self.speculative_step_id + 1",
+)
+
 DSV4 = Probe(
     id="dsv4-draft-reads",
     title="Draft decode reads its own rows (DeepSeek-V4 on CUDA)",
@@ -125,14 +134,7 @@ DSV4 = Probe(
         what="slots read by draft decode step",
         words=f"step_reads {COMMITTED} {NUM_STEPS}",
     ),
-    remedy=small_patch(
-        "remedy-dsv4-draft-reads",
-        f"{BACKEND}.make_forward_metadata_from_raw_decode",
-        "seq_lens = raw_metadata.seq_lens",
-        "seq_lens = raw_metadata.seq_lens\n"
-        "if self.topk > 0 and self.speculative_num_steps > 1:\n"
-        "    seq_lens = seq_lens + self.speculative_step_id + 1",
-    ),
+    remedy=_DSV4_REMEDY,
 )
 
 DSV4_WORKER = Entry(
@@ -142,7 +144,7 @@ DSV4_WORKER = Entry(
     buggy="0.5.12 -",
     trigger="the DeepSeek-V4 backend, num_steps >= 2; on a CPU, by stand-ins for its kernels",
     needs=Needs(dtype="bfloat16"),
-    remedy=Patch(name="remedy-dsv4-draft-reads-worker", edits=DSV4.remedy.edits),
+    remedy=Patch(name="remedy-dsv4-draft-reads-worker", edits=_DSV4_REMEDY.edits),
     case=small_case(
         Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=12),
         model="deepseek-v4",

@@ -23,6 +23,13 @@ def kernel_inputs() -> dict[str, list[int]]:
     return {"committed": list(COMMITTED), "slots": slots}
 
 
+_REVERT = small_patch(
+    "revert-26239",
+    f"{BACKEND}._build_forward_metadata",
+    "if self.topk > 0 and self.speculative_num_steps > 1:",
+    "if False:",
+)
+
 ENTRY = Probe(
     id="26239",
     title="Plan each draft step's slots without a CUDA graph (DeepSeek-V4)",
@@ -38,12 +45,7 @@ ENTRY = Probe(
         what="slots planned for draft decode step",
         words=f"step_slots {COMMITTED} {NUM_STEPS}",
     ),
-    revert=small_patch(
-        "revert-26239",
-        f"{BACKEND}._build_forward_metadata",
-        "if self.topk > 0 and self.speculative_num_steps > 1:",
-        "if False:",
-    ),
+    revert=_REVERT,
 )
 
 WORKER = Entry(
@@ -55,7 +57,7 @@ WORKER = Entry(
     last_bad="0.5.12.post1",
     trigger="the DeepSeek-V4 backend, num_steps >= 3, no CUDA graph; on a CPU, by stand-ins for its kernels",
     needs=Needs(dtype="bfloat16"),
-    revert=Patch(name="revert-26239-worker", edits=ENTRY.revert.edits),
+    revert=Patch(name="revert-26239-worker", edits=_REVERT.edits),
     case=small_case(
         Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=4),
         Request(id="b", prompt=(1, 2, 3, 4, 5), max_new_tokens=4),

@@ -19,7 +19,6 @@ from eagletwin.reference.sizes import CompressedShape, ExpertShape, RopeScaling
 from .recipe import Family, Part, Recipe, gated_weights, llama_shape, noisy
 
 if TYPE_CHECKING:
-
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head

@@ -91,14 +91,14 @@ FAULTS = {
     ),
     "an accepted row is cleared with the rejected drafts": Fault(
         f"{POOL}.DeepSeekV4TokenToKVPool.clear_unaccepted_c128_draft_states",
-        "accept_lens,\n                ring_size",
-        "accept_lens - 1,\n                ring_size",
+        "accept_lens,\n            ring_size",
+        "accept_lens - 1,\n            ring_size",
         "target.compressor",
     ),
     "drafts overwrite what the compressor of ratio 128 keeps": Fault(
         f"{POOL}.DeepSeekV4TokenToKVPool.clear_unaccepted_c128_draft_states",
-        "seq_lens,\n                accept_lens",
-        "seq_lens - 2,\n                accept_lens",
+        "seq_lens,\n            accept_lens",
+        "seq_lens - 2,\n            accept_lens",
         "target.compressor",
     ),
     "halves of the overlapping biases are swapped": Fault(
