@@ -56,7 +56,7 @@ def _at(line: str, more: str) -> tuple[str, str]:
 
 _SCORE = "kv_score_input = compressor.compute_kv_score(x, forward_batch)"
 _SLOT = "out_loc = self._get_out_loc(compressor.ratio)"
-_STORE = f"{MODEL}.MqaAttentionBase._compute_kv_to_cache"
+_STORE = f"{MODEL}.MQALayer._compute_kv_to_cache"
 _UNIFIED = f"{COMPRESSOR}.forward_unified"
 
 FAULTS = {
@@ -127,20 +127,20 @@ FAULTS = {
     ),
     "verify stores a row as of the position behind it": Fault(
         _STORE,
-        "positions=positions,\n            # the query RoPE",
-        "positions=positions + int(forward_batch.forward_mode.is_target_verify()),\n            # the query RoPE",
+        "positions=positions,\n        # the query RoPE",
+        "positions=positions + int(forward_batch.forward_mode.is_target_verify()),\n        # the query RoPE",
         "target.kv",
     ),
     "draft extend stores a row as of the position behind it": Fault(
         _STORE,
-        "positions=positions,\n            # the query RoPE",
-        "positions=positions + int(forward_batch.forward_mode.is_draft_extend_v2()),\n            # the query RoPE",
+        "positions=positions,\n        # the query RoPE",
+        "positions=positions + int(forward_batch.forward_mode.is_draft_extend_v2()),\n        # the query RoPE",
         "draft.kv",
     ),
     "draft decode stores the row of another request": Fault(
         _STORE,
-        "kv=kv,\n            kv_weight",
-        "kv=kv.flip(0) if forward_batch.forward_mode.is_decode() else kv,\n            kv_weight",
+        "kv=kv,\n        kv_weight",
+        "kv=kv.flip(0) if forward_batch.forward_mode.is_decode() else kv,\n        kv_weight",
         "draft.scratch_kv",
     ),
     "the draft reads the streams in another order": Fault(
