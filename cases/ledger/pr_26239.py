@@ -5,7 +5,7 @@ Step j writes each request's slot of column M + j - 1, and no other; the last st
 is handed the slots of all, which the backend refuses by an assertion.
 """
 
-from ..entry import Entry, FunctionCall, Needs, Patch, Probe, Request, small_case, small_patch
+from ..entry import FunctionCall, Probe, small_patch
 
 BACKEND = "sglang.srt.layers.attention.deepseek_v4_backend.DeepseekV4AttnBackend"
 COMMITTED, NUM_STEPS = (5, 9), 3
@@ -23,7 +23,7 @@ def kernel_inputs() -> dict[str, list[int]]:
     return {"committed": list(COMMITTED), "slots": slots}
 
 
-_REVERT = small_patch(
+REVERT = small_patch(
     "revert-26239",
     f"{BACKEND}._build_forward_metadata",
     "if self.topk > 0 and self.speculative_num_steps > 1:",
@@ -45,27 +45,5 @@ ENTRY = Probe(
         what="slots planned for draft decode step",
         words=f"step_slots {COMMITTED} {NUM_STEPS}",
     ),
-    revert=_REVERT,
+    revert=REVERT,
 )
-
-WORKER = Entry(
-    id="26239-worker",
-    title="Plan each draft step's slots without a CUDA graph in a worker (DeepSeek-V4)",
-    rule="engine.crash",
-    buggy="0.5.12 - 0.5.12.post1",
-    fixed="0.5.13",
-    last_bad="0.5.12.post1",
-    trigger="the DeepSeek-V4 backend, num_steps >= 3, no CUDA graph; on a CPU, by stand-ins for its kernels",
-    needs=Needs(dtype="bfloat16"),
-    revert=Patch(name="revert-26239-worker", edits=_REVERT.edits),
-    case=small_case(
-        Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=4),
-        Request(id="b", prompt=(1, 2, 3, 4, 5), max_new_tokens=4),
-        model="deepseek-v4",
-        num_steps=3,
-        page_size=256,
-        chunked_prefill_size=256,
-    ),
-)
-
-ENTRIES = (ENTRY, WORKER)

@@ -143,8 +143,6 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         cuda.compute_experts_in_float32(SHIMS)
-    if mode.device == "cuda" and recipe.target.index is not None:
-        sparse_attention.score_with_torch(SHIMS)
     if mode.device == "cpu":
         _make_able(case, mode)
         if mode.graphs or settings.cuda_branches:

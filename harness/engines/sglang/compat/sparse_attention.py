@@ -58,15 +58,6 @@ _EDITS = (
 )
 
 
-def score_with_torch(shims: list[str]) -> None:
-    """On a GPU without DeepGEMM: SGLang's own torch has the index scores."""
-    indexer: Any = importlib.import_module(_INDEXER)
-    scores: Any = importlib.import_module(_SCORES)
-    indexer.sgl_fp8_mqa_logits = scores._fp8_mqa_logits_torch
-    indexer.sgl_fp8_paged_mqa_logits = _with_one_query(scores._fp8_paged_mqa_logits_torch)
-    shims.append("Indexer: SGLang's own torch for index scores, not DeepGEMM's")
-
-
 def run_on_cpu(shims: list[str]) -> None:
     """Before the arguments of a server are resolved. Raises NotDriven for a release of which this is not known."""
     indexer: Any
