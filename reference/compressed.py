@@ -27,16 +27,14 @@ kept here as they are, and rounded where they are read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from .draft_heads import DraftRows
 from .experts import experts
 from .layers import Weights, hadamard, rms_norm, rotate, round_to_fp8
-from .llama import TargetRows, in_window, side_by_side
+from .rows import Standing, TargetRows, in_window, side_by_side
 from .sizes import CompressedShape, LlamaShape
 
 BLOCK = 64  # numbers that share a scale of FP8
@@ -153,22 +151,9 @@ class Attended:
     kept: Tensor
 
 
-def attention(
-    weights: Weights,
-    prefix: str,
-    shape: LlamaShape,
-    ratio: int,
-    inner: Tensor,
-    positions: Tensor,
-    sees: Tensor,
-    lengths: Sequence[int] = (),
-    before: Tensor | None = None,
-) -> Attended:
-    """Attention over rows inner [R, H] at positions [R]; row r may attend to the rows where sees[r] is true.
-
-    lengths: of the sequences, where the layer compresses. before: rows [E, 1, D] that stand before these, where it does not;
-    sees is [R, E + R] then.
-    """
+def attention(weights: Weights, prefix: str, shape: LlamaShape, ratio: int, inner: Tensor, at: Standing) -> Attended:
+    """Attention over rows inner [R, H]. Rows stand before them, `at.before`, where the layer compresses nothing."""
+    positions, sees, lengths, before = at.positions, at.sees, at.lengths, at.before
     sizes, rows, eps = sizes_of(shape), len(inner), shape.rms_norm_eps
     latent = rms_norm(linear(inner, weights[f"{prefix}q_a_proj.weight"]), weights[f"{prefix}q_a_layernorm.weight"], eps)
     query = linear(latent, weights[f"{prefix}q_b_proj.weight"]).view(rows, shape.num_heads, shape.head_dim)
@@ -205,24 +190,15 @@ def attention(
 
 
 def streams_layer(
-    weights: Weights,
-    prefix: str,
-    shape: LlamaShape,
-    ratio: int,
-    x: Tensor,
-    tokens: Tensor,
-    positions: Tensor,
-    sees: Tensor,
-    lengths: Sequence[int] = (),
-    before: Tensor | None = None,
+    weights: Weights, prefix: str, shape: LlamaShape, ratio: int, x: Tensor, tokens: Tensor, at: Standing
 ) -> tuple[Tensor, Attended]:
-    """A layer over streams x [R, S, H] of rows that consume tokens [R] -> (x, what attention stores). See `attention`."""
+    """A layer over streams x [R, S, H] of rows that consume tokens [R] -> (x, what attention stores)."""
     sizes, eps = sizes_of(shape), shape.rms_norm_eps
     if shape.experts is None:
         raise ValueError("layers of this kind have experts")
     read, give, mix = mix_streams(weights, f"{prefix}attn_hc.", sizes, x, eps)
     inner = rms_norm((read[..., None] * x).sum(1), weights[f"{prefix}input_layernorm.weight"], eps)
-    part = attention(weights, f"{prefix}self_attn.", shape, ratio, inner, positions, sees, lengths, before)
+    part = attention(weights, f"{prefix}self_attn.", shape, ratio, inner, at)
     x = give[..., None] * part.output[:, None] + torch.einsum("rji,rjh->rih", mix, x)
     read, give, mix = mix_streams(weights, f"{prefix}ffn_hc.", sizes, x, eps)
     inner = rms_norm((read[..., None] * x).sum(1), weights[f"{prefix}post_attention_layernorm.weight"], eps)
@@ -237,7 +213,7 @@ def streams_target(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths:
     x = weights["model.embed_tokens.weight"][tokens][:, None].repeat(1, sizes.streams, 1)  # [T, S, H]
     stored, kept = [], []
     for layer, ratio in enumerate(sizes.ratios):
-        x, part = streams_layer(weights, f"model.layers.{layer}.", shape, ratio, x, tokens, positions, sees, lengths)
+        x, part = streams_layer(weights, f"model.layers.{layer}.", shape, ratio, x, tokens, Standing(positions, sees, lengths))
         stored.append(pad(part.stored, (0, sizes.stored(shape.head_dim) - part.stored.shape[-1])))
         kept.append(part.kept)
     joined = join_streams(weights, "model.hc_head.", sizes, x, shape.rms_norm_eps)
@@ -245,38 +221,3 @@ def streams_target(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths:
     keys = torch.stack(stored)  # [L, T, 1, W]
     logits = linear(normed, weights["lm_head.weight"])
     return TargetRows(x.flatten(1), joined, normed, logits, keys, keys[..., :0], compressors=tuple(kept))
-
-
-@dataclass(frozen=True, slots=True)
-class StreamsHead:
-    """The draft: one layer that compresses nothing, with the target's embedding and LM head.
-
-    Each stream is the token's part and the stream's own: `e_proj` of the normed embedding, and `h_proj` of the normed stream
-    that the target, or the step before, handed on. What is handed on are the streams before the last sum.
-
-    weights  float64: `enorm.weight`, `hnorm.weight` [H], `e_proj.weight`, `h_proj.weight` [H, H], `layers.0.…`, `hc_head.…`,
-             `norm.weight [H]`
-    """
-
-    weights: Weights
-    shape: LlamaShape
-    embedding: Tensor
-    lm_head: Tensor
-    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
-    moves: ClassVar[bool] = True  # each step stands one position on
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume: the streams that the target hands over [R, S*H], as they are."""
-        return hidden
-
-    def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
-        """See eagle.draft_rows."""
-        sizes, weights, eps = sizes_of(self.shape), self.weights, self.shape.rms_norm_eps
-        embedded = rms_norm(self.embedding[tokens], weights["enorm.weight"], eps)  # [R, H]
-        streams = rms_norm(hidden.unflatten(-1, (sizes.streams, -1)), weights["hnorm.weight"], eps)  # [R, S, H]
-        x = linear(embedded, weights["e_proj.weight"])[:, None] + linear(streams, weights["h_proj.weight"])
-        stored = None if before is None else before.keys[0]
-        x, part = streams_layer(weights, "layers.0.", self.shape, 0, x, tokens, positions, sees, before=stored)
-        joined = join_streams(weights, "hc_head.", sizes, x, eps)
-        logits = linear(rms_norm(joined, weights["norm.weight"], eps), self.lm_head)
-        return DraftRows(x.flatten(1), logits, part.stored[None], part.stored[None, ..., :0])

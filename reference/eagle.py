@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .compressed import StreamsHead
 from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft
 from .llama import Weights, decoder_layer
 from .sizes import LlamaShape
+from .streams_head import StreamsHead
 
 __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
 

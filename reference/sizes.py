@@ -79,7 +79,7 @@ class ExpertShape:
     kept    groups that the chosen experts may come from
     scale   what the routed experts' sum is multiplied by
     limit   where both parts of an expert are clamped, the gate from above alone; 0: nowhere
-    settled biases, or a table by tokens, decide every choice, whatever a row's affinities are
+    settled biases or a table decide every choice
     """
 
     count: int
@@ -171,15 +171,14 @@ class GemmaShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedShape:
-    """Of layers between which a row is several streams, and that attend to a window and to compressed rows (compressed.py).
+    """Of layers with several streams, a window and compressed rows (compressed.py).
 
     ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does
-    rope     width of a key's back part, which turns
+    rope     width of a key's back part, which turns; window: rows that a row sees as they are, with itself
     groups, group_rank  of heads, whose output is made of so few numbers each
-    window   rows that a row sees as they are, with itself
     index_heads, index_width, chosen  of what chooses compressed rows of ratio 4
-    streams, sinkhorn, stream_eps  how many, iterations that make their mixing, and what is added there
-    window_theta  base of the rotary embedding where nothing is compressed; theta, scaling: elsewhere
+    streams, sinkhorn, stream_eps  how many, and how their mixing is made
+    window_theta  of the rotary embedding where nothing is compressed; theta, scaling: elsewhere
     """
 
     ratios: tuple[int, ...]
@@ -203,11 +202,10 @@ class CompressedShape:
         return 2 * width + self.index_width if any(self.ratios) else width
 
     def kept(self, ratio: int, width: int) -> tuple[tuple[str, int], ...]:
-        """What compressors of a layer of this ratio keep of a row, one behind the other, and how wide each is."""
-        if ratio != 4:
-            return (("vector", width), ("scores", width))
-        index = self.index_width
-        return (("vectors", 2 * width), ("scores", 2 * width), ("index vectors", 2 * index), ("index scores", 2 * index))
+        """What compressors of a layer of this ratio keep of a row, in order, and how wide each is."""
+        series, index = 1 + (ratio == 4), self.index_width
+        own = (("vectors", series * width), ("scores", series * width))
+        return (*own, ("index vectors", 2 * index), ("index scores", 2 * index)) if ratio == 4 else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

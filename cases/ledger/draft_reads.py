@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE
 
 from ..entry import Edit, EngineSettings, Entry, FunctionCall, Needs, OnCuda, Patch, Probe, Request, small_case, small_patch
-from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, REVERT, first_slot, kernel_inputs
+from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, kernel_inputs
 
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
 _FLASHMLA = "sglang.srt.layers.attention.flashmla_backend"
@@ -154,28 +154,6 @@ DSV4_WORKER = Entry(
     ),
 )
 
-_LONG = tuple((7 * n * n + 3 * n + 5) % 90 for n in range(120))
-
-WORKER_26239 = Entry(
-    id="26239-worker",
-    title="Plan each draft step's slots without a CUDA graph in a worker (DeepSeek-V4)",
-    rule="engine.crash",
-    buggy="0.5.12 - 0.5.12.post1",
-    fixed="0.5.13",
-    hidden="DeepSeek-V4's worker is driven on 0.5.23 alone",
-    trigger="the DeepSeek-V4 backend, num_steps >= 3, no CUDA graph; on a CPU, by stand-ins for its kernels",
-    needs=Needs(dtype="bfloat16"),
-    revert=Patch(name="revert-26239-worker", edits=REVERT.edits),
-    case=small_case(
-        Request(id="a", prompt=_LONG, max_new_tokens=3),
-        Request(id="b", prompt=_LONG[5:110], max_new_tokens=3),
-        model="deepseek-v4",
-        num_steps=3,
-        page_size=256,
-        chunked_prefill_size=256,
-    ),
-)
-
 _BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnMultiStepBackend"
 
 _DSA_EAGER = (
@@ -251,4 +229,4 @@ DSA_WORKER = Entry(
     ),
 )
 
-ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, WORKER_26239, DSA, DSA_WORKER)
+ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, DSA, DSA_WORKER)

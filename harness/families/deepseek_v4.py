@@ -164,7 +164,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The one layer."""
-    from eagletwin.reference.compressed import StreamsHead
+    from eagletwin.reference.streams_head import StreamsHead
 
     return (StreamsHead(draft, recipe.draft, embedding, lm_head),)
 

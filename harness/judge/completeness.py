@@ -78,7 +78,7 @@ def missing(trace: Trace, model: Model) -> str:
             dtype = trace.array(number, name).dtype
             if (name, dtype.kind) in strange:
                 return f"{name} of a {record.stage} record is {dtype}"
-        problem = _due(trace, number, record, model)
+        problem = _due(trace, number, record, model) or _absent_compressor(record, model)
         if problem:
             return f"{problem} of a {record.stage} record"
     if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
@@ -177,6 +177,13 @@ def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
     return sum(max(numbers.get("steps", case.num_steps) - model.first_step, 0) for numbers in rounds)
 
 
+def _absent_compressor(record: Record, model: Model) -> str:
+    if record.stage not in ("extend", "prefill"):
+        return ""
+    names = (f"compressor{layer}_state" for layer, ratio in enumerate(model.ratios) if ratio)
+    return next((f"no {name}" for name in names if name not in record.tensors), "")
+
+
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
     case, numbers = trace.header.case, record.numbers
@@ -214,10 +221,6 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
         due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}
-    if record.stage in ("extend", "prefill"):
-        names = (f"compressor{layer}_state" for layer, ratio in enumerate(model.ratios) if ratio)
-        if absent := next((name for name in names if name not in record.tensors), ""):
-            return f"no {absent}"
     if model.keeping and case.engine.sglang.radix_cache:
         part, slots = ("cached", "cached_ends") if record.stage == "cached" else ("tracked", "tracked")
         if record.stage in ("iteration", "flushed", "cached"):

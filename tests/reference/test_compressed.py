@@ -13,6 +13,7 @@ from eagletwin.reference import compressed
 from eagletwin.reference.compressed import compress, read_stored, sizes_of, turn
 from eagletwin.reference.layers import round_to_fp8
 from eagletwin.reference.llama import causal, target_rows
+from eagletwin.reference.rows import Standing
 
 NAME = "deepseek-v4"
 SHAPE = RECIPES[NAME].target
@@ -153,4 +154,6 @@ def test_a_text_in_which_rows_would_be_left_out_is_refused() -> None:
     inner = torch.randn(16, SHAPE.hidden_size, dtype=torch.float64)
     few = replace(SHAPE, compressed=replace(SIZES, chosen=3))
     with pytest.raises(ValueError, match="more compressed rows"):
-        compressed.attention(weights, f"model.layers.{layer}.self_attn.", few, 4, inner, torch.arange(16), causal(16), [16])
+        compressed.attention(
+            weights, f"model.layers.{layer}.self_attn.", few, 4, inner, Standing(torch.arange(16), causal(16), [16])
+        )
