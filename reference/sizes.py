@@ -78,8 +78,7 @@ class ExpertShape:
     shared  whether one more expert is added to every row
     kept    groups that the chosen experts may come from
     scale   what the routed experts' sum is multiplied by
-    limit   where both parts of an expert are clamped, the gate from above alone; 0: nowhere
-    settled biases or a table decide every choice
+    limit   where both parts of an expert are clamped, the gate from above alone; settled: biases or a table decide each choice
     """
 
     count: int
@@ -173,11 +172,9 @@ class GemmaShape:
 class CompressedShape:
     """Of layers with several streams, a window and compressed rows (compressed.py).
 
-    ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does
-    rope     width of a key's back part, which turns; window: rows that a row sees as they are, with itself
-    groups, group_rank  of heads, whose output is made of so few numbers each
-    index_heads, index_width, chosen  of what chooses compressed rows of ratio 4
-    streams, sinkhorn, stream_eps  how many, and how their mixing is made
+    ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does; query_rank: as LatentShape's
+    rope     width of a key's part that turns; window: rows that are seen as they are; groups, group_rank: of heads' output
+    index_heads, index_width, chosen  of what chooses compressed rows of ratio 4; streams, sinkhorn, stream_eps: of streams
     window_theta  of the rotary embedding where nothing is compressed; theta, scaling: elsewhere
     """
 
@@ -203,9 +200,9 @@ class CompressedShape:
 
     def kept(self, ratio: int, width: int) -> tuple[tuple[str, int], ...]:
         """What compressors of a layer of this ratio keep of a row, in order, and how wide each is."""
-        series, index = 1 + (ratio == 4), self.index_width
-        own = (("vectors", series * width), ("scores", series * width))
-        return (*own, ("index vectors", 2 * index), ("index scores", 2 * index)) if ratio == 4 else own
+        own, index = (2 if ratio == 4 else 1) * width, 2 * self.index_width
+        kept = (("vectors", own), ("scores", own), ("index vectors", index), ("index scores", index))
+        return kept if ratio == 4 else kept[:2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -104,88 +105,49 @@ def run_on_cpu(shims: list[str]) -> None:
 # What is kept lies in a ring of each request (ratio 128), or of each page of the window's pool (ratio 4).
 
 
-def _places(
-    ratio: int, requests: Tensor, positions: Tensor, table: Tensor, to_window: Tensor, window_page: int, ring: int
-) -> Tensor:
-    """Where rows at positions [n] of these requests [n] are kept [n]."""
-    positions = positions.clamp_min(0)
-    if ratio == 128:
+def _places(given: Mapping[str, Any], requests: Tensor, positions: Tensor) -> Tensor:
+    """Where rows at positions [n] of these requests [n] are kept [n]. given: what `generate` is given."""
+    positions, ring = positions.clamp_min(0), given["ring_size"]
+    if given["compress_ratio"] == 128:
         return requests * ring + positions % ring
-    slots = to_window[table[requests, positions].long()]
-    return slots // window_page * ring + slots % ring
+    slots = given["full_to_state"][given["req_to_token"][requests, positions].long()]
+    found: Tensor = slots // given["swa_page_size"] * ring + slots % ring
+    return found
 
 
-def plan_decode(
-    kind: Any,
-    compress_ratio: int,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    full_to_state: Tensor,
-    seq_lens: Tensor,
-    swa_page_size: int,
-    ring_size: int,
-    use_req_ring: bool = False,  # noqa: ARG001
-) -> Any:
-    """Of a batch with one row each: bytes [b, 16] as SGLang's kernels read them."""
-    where = functools.partial(
-        _places, compress_ratio, table=req_to_token, to_window=full_to_state, window_page=swa_page_size, ring=ring_size
-    )
-    lengths = seq_lens.long()
-    own, before = (where(req_pool_indices, lengths - back) for back in (1, 1 + compress_ratio))
-    plan = torch.stack([lengths, own, before // compress_ratio, own // compress_ratio], 1)
-    return kind(compress_ratio, plan.int().view(torch.uint8))
+def plan_decode(kind: Any, **given: Any) -> Any:
+    """Of a batch with one row each: bytes [b, 16] as SGLang's kernels read them. given: what `generate` is given."""
+    ratio, requests, lengths = given["compress_ratio"], given["req_pool_indices"], given["seq_lens"].long()
+    own, before = (_places(given, requests, lengths - back) for back in (1, 1 + ratio))
+    plan = torch.stack([lengths, own, before // ratio, own // ratio], 1)
+    return kind(ratio, plan.int().view(torch.uint8))
 
 
-def plan_prefill(
-    kind: Any,
-    compress_ratio: int,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_lens: Tensor,
-    req_to_token: Tensor,
-    full_to_state: Tensor,
-    swa_page_size: int,
-    ring_size: int,
-    num_q_tokens: int,
-    use_cuda_graph: bool = False,
-    use_req_ring: bool = False,  # noqa: ARG001
-) -> Any:
+def plan_prefill(kind: Any, **given: Any) -> Any:
     """Of a batch with several rows each: groups that end [c, 16], and rows that are kept [w, 8]. As a graph would want them,
-    there are as many as rows; those behind are none: -1."""
-    window = compress_ratio * (2 if compress_ratio == 4 else 1)
-    spare = ring_size - window + 2 if ring_size > window else 0  # rows that a round may reject
+    there are as many as rows; those at the end are none: -1. given: what `generate` is given."""
+    ratio, ring, page = given["compress_ratio"], given["ring_size"], given["swa_page_size"]
+    window = ratio * (2 if ratio == 4 else 1)
+    spare = ring - window + 2 if ring > window else 0  # rows that a round may reject
     ends, keeps, begin = [], [], 0
-    for request, length, count in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_lens.tolist(), strict=True):
+    sizes = (given[name].tolist() for name in ("req_pool_indices", "seq_lens", "extend_lens"))
+    for request, length, count in zip(*sizes, strict=True):
         positions = torch.arange(length - count, length)
-        where = _places(
-            compress_ratio,
-            torch.full_like(positions, request),
-            positions,
-            req_to_token,
-            full_to_state,
-            swa_page_size,
-            ring_size,
-        )
+        of_request = torch.full_like(positions, request)
+        where, earlier = (_places(given, of_request, at) for at in (positions, positions - ratio))
         rows = begin + torch.arange(count)
-        end = (positions + 1) % compress_ratio == 0
-        back = (positions - compress_ratio).clamp_min(0)
-        earlier = _places(
-            compress_ratio, torch.full_like(positions, request), back, req_to_token, full_to_state, swa_page_size, ring_size
-        )
         outside = window - (torch.arange(count) + 1).clamp_max(window)  # rows of a group that are not of this batch
-        packed = rows | outside << 16
-        whole = torch.stack([positions + 1, packed, earlier // compress_ratio, where // compress_ratio], 1)
-        ends.append(whole[end])
-        first = min(length // compress_ratio * compress_ratio - (compress_ratio if compress_ratio == 4 else 0), length - spare)
-        kept = positions >= first
-        if compress_ratio == 4:  # of each page the last group, for whoever goes on behind it
-            kept |= positions % swa_page_size >= swa_page_size - compress_ratio
+        whole = torch.stack([positions + 1, rows | outside << 16, earlier // ratio, where // ratio], 1)
+        ends.append(whole[(positions + 1) % ratio == 0])
+        kept = positions >= min(length // ratio * ratio - (ratio if ratio == 4 else 0), length - spare)
+        if ratio == 4:  # of each page the last group, for whoever goes on after it
+            kept |= positions % page >= page - ratio
         keeps.append(torch.stack([rows, where], 1)[kept])
         begin += count
     plans = [torch.cat(plan).int() for plan in (ends, keeps)]
-    if use_cuda_graph:
-        plans = [pad(plan, (0, 0, 0, num_q_tokens - len(plan)), value=-1) for plan in plans]
-    return kind(compress_ratio, *(plan.view(torch.uint8) for plan in plans))
+    if given.get("use_cuda_graph"):
+        plans = [pad(plan, (0, 0, 0, given["num_q_tokens"] - len(plan)), value=-1) for plan in plans]
+    return kind(ratio, *(plan.view(torch.uint8) for plan in plans))
 
 
 # Compressors.
@@ -232,19 +194,9 @@ def compress_forward(
     return out
 
 
-def compress_norm_rope_store(
-    kv: Tensor,
-    plan: Any,
-    *,
-    norm_weight: Tensor,
-    norm_eps: float,
-    freq_cis: Tensor,
-    out_loc: Tensor,
-    kvcache: Tensor,
-    page_size: int,
-    **_: Any,
-) -> None:
+def compress_norm_rope_store(kv: Tensor, plan: Any, *, norm_weight: Tensor, norm_eps: float, **given: Any) -> None:
     """Norm, rotary embedding by the position of a group's first row, and the store; of index keys Hadamard's matrix as well."""
+    freq_cis, out_loc, kvcache, page_size = (given[name] for name in ("freq_cis", "out_loc", "kvcache", "page_size"))
     rows = plan[1].view(torch.int32).long()
     at = torch.arange(len(rows)) if plan.is_decode else rows[:, 1] & 0xFFFF
     ends = rows[:, 0] % plan.compress_ratio == 0
@@ -298,18 +250,9 @@ def fused_q_norm_rope(q: Tensor, out: Tensor, eps: float | None, freqs_cis: Tens
     out.copy_(_turned(_normed(q, eps), freqs_cis, positions))
 
 
-def fused_k_norm_rope_flashmla(
-    kv: Tensor,
-    kv_weight: Tensor,
-    eps: float,
-    freqs_cis: Tensor,
-    positions: Tensor,
-    out_loc: Tensor,
-    kvcache: Tensor,
-    page_size: int,
-    **_: Any,
-) -> None:
+def fused_k_norm_rope_flashmla(kv: Tensor, kv_weight: Tensor, eps: float, freqs_cis: Tensor, **given: Any) -> None:
     """Norm, turn and store of rows [n, D]; of a negative slot there is none."""
+    positions, out_loc, kvcache, page_size = (given[name] for name in ("positions", "out_loc", "kvcache", "page_size"))
     made, slots = _turned(_normed(kv, eps, kv_weight), freqs_cis, positions), out_loc.long()
     store_rows(made[slots >= 0], slots[slots >= 0], kvcache, page_size)
 
@@ -344,28 +287,17 @@ def read_rows(cache: Tensor, slots: Tensor, page_size: int) -> Tensor:
     return torch.cat([(front * torch.exp2(exponent)[..., None]).flatten(1), back], 1)
 
 
-def attend(
-    q: Tensor,
-    k_cache: Tensor,
-    head_dim_v: int,
-    softmax_scale: float,
-    indices: Tensor,
-    topk_length: Tensor,
-    attn_sink: Tensor,
-    extra_k_cache: Tensor | None = None,
-    extra_indices_in_kvcache: Tensor | None = None,
-    extra_topk_length: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def attend(q: Tensor, k_cache: Tensor, head_dim_v: int, softmax_scale: float, **given: Any) -> tuple[Tensor, None]:
     """FlashMLA over listed rows of the window, and of compressed ones: q [T, 1, N, D], indices [T, 1, K]."""
+    extra, sink = given.get("extra_k_cache"), given["attn_sink"]
     out = torch.zeros(*q.shape[:-1], head_dim_v, dtype=q.dtype)
     for row in range(len(q)):
-        seen = [_listed(k_cache, indices, topk_length, row)]
-        if extra_k_cache is not None and extra_indices_in_kvcache is not None:
-            seen.append(_listed(extra_k_cache, extra_indices_in_kvcache, extra_topk_length, row))
+        seen = [_listed(k_cache, given["indices"], given["topk_length"], row)]
+        if extra is not None:
+            seen.append(_listed(extra, given["extra_indices_in_kvcache"], given["extra_topk_length"], row))
         keys = torch.cat(seen)
         score = q[row, 0].float() @ keys.T * softmax_scale
-        share = torch.cat([score, attn_sink[:, None].float()], 1).softmax(-1)[:, :-1]
+        share = torch.cat([score, sink[:, None].float()], 1).softmax(-1)[:, :-1]
         out[row, 0] = (share @ keys).to(q.dtype)
     return out, None
 
