@@ -1,7 +1,6 @@
 """Sizes: of a Llama, of a draft tree, of the room that a round takes.
 
-Plain integers and no tensor: cases are made and checked by these alone, before torch is imported, which takes a second.
-"""
+Plain integers and no tensor: cases are made and checked by these alone, before torch is imported."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -175,7 +174,7 @@ class CompressedShape:
     ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does; query_rank: as LatentShape's
     rope     width of a key's part that turns; window: rows that are seen as they are; groups, group_rank: of heads' output
     index_heads, index_width, chosen  of what chooses compressed rows of ratio 4; streams, sinkhorn, stream_eps: of streams
-    window_theta  of the rotary embedding where nothing is compressed; theta, scaling: elsewhere
+    window_theta  base of turns where nothing is compressed; theta, scaling: elsewhere
     """
 
     ratios: tuple[int, ...]

@@ -117,13 +117,13 @@ FAULTS = {
         "sglang.srt.layers.moe.hash_topk.HashTopK._forward_torch",
         "topk_ids[:, :] = self.tid2eid[input_ids]",
         "topk_ids[:, :] = self.tid2eid[input_ids.roll(1, 0)]",
-        "target.kv",
+        "target.compressor",
     ),
     "heads have the sinks of others": Fault(
         f"{MODEL}.MqaAttentionBase._local_attn_sink",
         "return self.attn_sink\n",
         "return self.attn_sink.flip(0) * 4\n",
-        "target.kv",
+        "target.compressor",
     ),
     "verify stores a row as of the position behind it": Fault(
         _STORE,
