@@ -13,6 +13,7 @@ They do not say how a server `loses` by it: `acceptance` asks no server with the
 `seq_lens` of the batch stays the committed length M while the chain grows. Each step's plan takes it as it is, so that a step
 stands at M - 1 and its window ends there: it sees neither its own row nor those of the steps before. Step j must read up to
 column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
+`dsv4-draft-reads-worker` is a case, with SGLang's worker.
 
 `dsa-draft-reads`: Draft decode on the DSA backend (DeepSeek-V3.2, GLM-5) chooses among the committed rows alone, in every step.
 
