@@ -42,7 +42,7 @@ BLOCK = 64  # numbers that share a scale of FP8
 
 def read_stored(rows: Tensor, plain: int) -> Tensor:
     """Rows [.., D] as they are read: `plain` numbers in FP8, the others in bfloat16."""
-    front, _ = round_to_fp8(rows[..., :plain].unflatten(-1, (-1, BLOCK)))
+    front, _ = round_to_fp8(torch.unflatten(rows[..., :plain], -1, (-1, BLOCK)))
     return torch.cat([front.flatten(-2), rows[..., plain:].bfloat16().to(rows)], -1)
 
 
@@ -56,9 +56,9 @@ def mix_streams(weights: Weights, prefix: str, sizes: CompressedShape, x: Tensor
     flat = x.flatten(1)
     made = linear(flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps), weights[f"{prefix}fn"])
     scale, base = weights[f"{prefix}scale"], weights[f"{prefix}base"]
-    read, give, mix = made.split([count, count, count * count], -1)
-    of_read, of_give, of_mix = base.split([count, count, count * count])
-    matrix = (mix * scale[2] + of_mix).unflatten(-1, (count, count)).softmax(-1) + eps  # [R, S, S]
+    read, give, mix = torch.split(made, [count, count, count * count], -1)
+    of_read, of_give, of_mix = torch.split(base, [count, count, count * count])
+    matrix = torch.unflatten(mix * scale[2] + of_mix, -1, (count, count)).softmax(-1) + eps  # [R, S, S]
     matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
     for _ in range(sizes.sinkhorn - 1):
         matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -39,7 +40,7 @@ class StreamsHead:
         """See eagle.draft_rows."""
         sizes, weights, eps = sizes_of(self.shape), self.weights, self.shape.rms_norm_eps
         embedded = rms_norm(self.embedding[tokens], weights["enorm.weight"], eps)  # [R, H]
-        streams = rms_norm(hidden.unflatten(-1, (sizes.streams, -1)), weights["hnorm.weight"], eps)  # [R, S, H]
+        streams = rms_norm(torch.unflatten(hidden, -1, (sizes.streams, -1)), weights["hnorm.weight"], eps)  # [R, S, H]
         x = linear(embedded, weights["e_proj.weight"])[:, None] + linear(streams, weights["h_proj.weight"])
         stored = None if before is None else before.keys[0]
         x, part = streams_layer(weights, "layers.0.", self.shape, 0, x, tokens, Standing(positions, sees, before=stored))

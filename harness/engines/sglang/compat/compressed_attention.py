@@ -72,7 +72,8 @@ def run_on_cpu(shims: list[str]) -> None:
         decode, prefill = compress.CompressorDecodePlan, compress.CompressorPrefillPlan
     except (ModuleNotFoundError, AttributeError, patches.PatchFailed) as error:
         raise NotDriven(f"DeepSeek-V4 on a CPU: this release has it otherwise (0.5.23 is known): {error}") from error
-    torch.cpu.empty_cache = lambda: None
+    cpu: Any = torch.cpu
+    cpu.empty_cache = lambda: None
     decode.generate = staticmethod(functools.partial(plan_decode, decode))
     prefill.generate = staticmethod(functools.partial(plan_prefill, prefill))
     kind = backend.DeepseekV4AttnBackend
@@ -109,7 +110,8 @@ def _places(given: Mapping[str, Any], requests: Tensor, positions: Tensor) -> Te
     """Where rows at positions [n] of these requests [n] are kept [n]. given: what `generate` is given."""
     positions, ring = positions.clamp_min(0), given["ring_size"]
     if given["compress_ratio"] == 128:
-        return requests * ring + positions % ring
+        in_ring: Tensor = requests * ring + positions % ring
+        return in_ring
     slots = given["full_to_state"][given["req_to_token"][requests, positions].long()]
     found: Tensor = slots // given["swa_page_size"] * ring + slots % ring
     return found
@@ -234,7 +236,7 @@ def _turned(x: Tensor, turns: Tensor, positions: Tensor, *, back: bool = False) 
     while turn.dim() < x.dim():
         turn = turn.unsqueeze(1)
     width = 2 * turn.shape[-1]
-    pairs = torch.view_as_complex(x[..., -width:].float().unflatten(-1, (-1, 2)).contiguous()) * turn
+    pairs = torch.view_as_complex(torch.unflatten(x[..., -width:].float(), -1, (-1, 2)).contiguous()) * turn
     return torch.cat([x[..., :-width].float(), torch.view_as_real(pairs).flatten(-2)], -1)
 
 
@@ -259,7 +261,7 @@ def fused_k_norm_rope_flashmla(kv: Tensor, kv_weight: Tensor, eps: float, freqs_
 
 def store_rows(rows: Tensor, slots: Tensor, cache: Tensor, page_size: int) -> None:
     """Rows [n, D] as FlashMLA reads them: FP8 in blocks of 64 and bfloat16; behind a page's rows the exponents of scales."""
-    blocks = rows[:, :PLAIN].float().unflatten(-1, (-1, 64))
+    blocks = torch.unflatten(rows[:, :PLAIN].float(), -1, (-1, 64))
     exponent = torch.ceil(torch.log2(blocks.abs().amax(-1).clamp_min(_LEAST) / _LARGEST))
     codes = (blocks / torch.exp2(exponent)[..., None]).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     numbers, scales = stored_parts(cache, page_size)
@@ -273,16 +275,16 @@ def stored_parts(cache: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
     """Where rows lie [pages, P, 576], and their scales [pages, P, 8], as bytes."""
     stored = cache.view(torch.uint8).view(len(cache), -1)
     end = page_size * ROW
-    return stored[:, :end].unflatten(1, (page_size, ROW)), stored[:, end : end + page_size * SCALES].unflatten(
-        1, (page_size, SCALES)
-    )
+    parts = (stored[:, :end], ROW), (stored[:, end : end + page_size * SCALES], SCALES)
+    numbers, scales = (torch.unflatten(part, 1, (page_size, width)) for part, width in parts)
+    return numbers, scales
 
 
 def read_rows(cache: Tensor, slots: Tensor, page_size: int) -> Tensor:
     """Stored rows [n, D], float32."""
     numbers, scales = (part[slots // page_size, slots % page_size] for part in stored_parts(cache, page_size))
     exponent = scales[:, : PLAIN // 64].float() - 127
-    front = numbers[:, :PLAIN].contiguous().view(torch.float8_e4m3fn).float().unflatten(-1, (-1, 64))
+    front = torch.unflatten(numbers[:, :PLAIN].contiguous().view(torch.float8_e4m3fn).float(), -1, (-1, 64))
     back = numbers[:, PLAIN:].contiguous().view(torch.bfloat16).float()
     return torch.cat([(front * torch.exp2(exponent)[..., None]).flatten(1), back], 1)
 
