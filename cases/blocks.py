@@ -34,6 +34,7 @@ from .strategies import (
     LARGE,
     NUM_STEPS,
     PAGE_SIZES,
+    PAGES,
     POOL_SIZES,
     REQUEST_OPTIONS,
     SMALL_TREE,
@@ -164,6 +165,9 @@ SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of step
 WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
 PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
+# Prompts of up to more than a page of DeepSeek-V4's, most of which go on from about where 128 rows end.
+COMPRESSED = replace(SMALL, prompt=276, common=124)
+
 _LARGE = 16  # one block in so many has large cases for no other reason than that
 AS_RELEASED = 8  # one block in so many runs SGLang as it is; in the others known live bugs are mended
 # Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
@@ -269,7 +273,9 @@ class Block:
     @property
     def sizes(self) -> Sizes:
         """How large its requests are. Where the prefix cache keeps states, prompts come to one and part there."""
-        if self.large:
+        if RECIPES[self.focus.model].target.compressed is not None:
+            sizes = COMPRESSED
+        elif self.large:
             sizes = LARGE
         elif self.focus.adaptive:
             sizes = SWITCHING
@@ -536,7 +542,8 @@ def _draw_block(
     elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
         focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
     if recipe.page:  # a request has whole pages, and a small pool holds none
-        focus = replace(focus, page_size=recipe.page, max_total_tokens=POOL_SIZES[0], tree_size=TREE_SIZES[0])
+        slots = max(POOL_SIZES[0], PAGES * recipe.page)
+        focus = replace(focus, page_size=recipe.page, max_total_tokens=slots, tree_size=TREE_SIZES[0])
     if recipe.target.states:  # smaller cases would lose the cache of states, and no case were of this configuration
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window

@@ -93,6 +93,8 @@ def cannot_be_in(entry: Entry, model: str) -> str:
         return "it is about layers that keep a state, and this model has none"
     if home.target.index is not None and recipe.target.index is None:
         return "it is about sparse attention, and this model has none"
+    if home.target.compressed is not None and recipe.target.compressed is None:
+        return "it is about compressed rows, and this model has none"
     try:
         check_case(_in_model(entry.case, model), entry.id)
     except InputError as error:

@@ -113,6 +113,7 @@ NUM_STEPS = (1, 2, 3, 4, 5)
 TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)
 CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent
+PAGES = 16  # of the pool of a model that has a page size of its own, at least
 POOL_SIZES = (512, 96, 128)  # slots, for chains; the small ones run out
 MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what SGLang recommends at most; the case itself may ask for more
 TREE_SIZES = (0, 1, 2, 3, 4)
@@ -263,7 +264,8 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
         model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
     if page := RECIPES[drawn.model].page:
-        drawn = replace(drawn, page_size=page, topk=1, tree_size=TREE_SIZES[0], max_total_tokens=POOL_SIZES[0])
+        slots = max(POOL_SIZES[0], PAGES * page)
+        drawn = replace(drawn, page_size=page, topk=1, tree_size=TREE_SIZES[0], max_total_tokens=slots)
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:
         return drawn

@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft
 from .llama import Weights, decoder_layer
 from .sizes import LlamaShape
+from .streams_head import StreamsHead
 
 __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
 
@@ -58,7 +59,7 @@ class EagleHead:
         return DraftRows(x, linear(x, self.lm_head), torch.stack(keys), torch.stack(values))
 
 
-Head = EagleHead | Eagle3Head | MtpHead | PlainDraft | FrozenHead
+Head = EagleHead | Eagle3Head | MtpHead | PlainDraft | FrozenHead | StreamsHead
 
 
 def draft_rows(

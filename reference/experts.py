@@ -16,7 +16,7 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, silu, softplus
 
 from .layers import Weights
 from .sizes import ClampedExperts, ExpertShape
@@ -74,16 +74,19 @@ class Routing:
     weight: Tensor
 
 
-def gated_mlp(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+def gated_mlp(weights: Weights, prefix: str, inner: Tensor, limit: float = 0.0) -> Tensor:
     """A gated layer of a Llama, or one expert: inner [R, H] -> [R, H]. One without a gate squares a ReLU (Nemotron-H, arXiv
-    2504.03624 §2.1; Primer, arXiv 2109.08668)."""
+    2504.03624 §2.1; Primer, arXiv 2109.08668). limit: see ExpertShape."""
 
     def project(name: str, inputs: Tensor) -> Tensor:
         return linear(inputs, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))
 
     if f"{prefix}gate_proj.weight" not in weights:
         return project("down_proj", project("up_proj", inner).relu().square())
-    return project("down_proj", silu(project("gate_proj", inner)) * project("up_proj", inner))
+    gate, other = project("gate_proj", inner), project("up_proj", inner)
+    if limit:
+        gate, other = gate.clamp(max=limit), other.clamp(-limit, limit)
+    return project("down_proj", silu(gate) * other)
 
 
 def ranked_by(score: Tensor, bias: Tensor | float, shape: ExpertShape) -> Tensor:
@@ -96,11 +99,19 @@ def ranked_by(score: Tensor, bias: Tensor | float, shape: ExpertShape) -> Tensor
     return torch.where(kept[..., None], grouped, -torch.inf).flatten(1)
 
 
-def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> Routing:
-    """The experts of rows inner [R, H]. A bias changes the choice alone."""
+def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor, tokens: Tensor | None = None) -> Routing:
+    """The experts of rows inner [R, H]. A bias changes the choice alone. tokens [R]: what rows consume, for a router with a
+    table of each token's experts (DeepSeek-V4's first layers), which chooses nothing."""
     logits = linear(inner, weights[f"{prefix}gate.weight"])  # [R, X]
-    affinity = logits.sigmoid() if shape.affinity == "sigmoid" else logits.softmax(-1)  # [R, X]
-    score = affinity if shape.affinity == "sigmoid" else logits  # a softmax keeps their order
+    if shape.affinity == "softmax":
+        affinity, score = logits.softmax(-1), logits  # a softmax keeps their order
+    else:
+        affinity = score = logits.sigmoid() if shape.affinity == "sigmoid" else softplus(logits).sqrt()  # [R, X]
+    table = weights.get(f"{prefix}gate.tid2eid")
+    if table is not None and tokens is not None:
+        chosen = table[tokens].long()
+        weight = affinity.gather(1, chosen)
+        return Routing(chosen, weight / weight.sum(-1, keepdim=True))
     bias = weights.get(f"{prefix}gate.{BIAS}", 0.0)
     own = ranked_by(score, bias, shape).topk(shape.chosen).indices
     chosen = follow_routing(weights, f"{prefix}gate.", score + bias, own, shape.groups, shape.kept)
@@ -108,21 +119,21 @@ def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> R
     return Routing(chosen, weight / weight.sum(-1, keepdim=True))
 
 
-def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> Tensor:
-    """inner [R, H] -> [R, H]. prefix: of the layer's router and experts."""
-    routing = route(weights, prefix, shape, inner)
+def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """inner [R, H] -> [R, H]. prefix: of the layer's router and experts; tokens: see `route`."""
+    routing = route(weights, prefix, shape, inner, tokens)
     share = torch.zeros(len(inner), shape.count, dtype=inner.dtype).scatter(1, routing.chosen, routing.weight)  # [R, X]
     routed = torch.zeros_like(inner)
     for expert in range(shape.count):
         rows = share[:, expert].nonzero().flatten()
-        own = gated_mlp(weights, f"{prefix}experts.{expert}.", inner[rows])
+        own = gated_mlp(weights, f"{prefix}experts.{expert}.", inner[rows], shape.limit)
         routed = routed.index_add(0, rows, share[rows, expert, None] * own)
-    return shape.scale * routed + (_shared_expert(weights, prefix, inner) if shape.shared else 0.0)
+    return shape.scale * routed + (_shared_expert(weights, prefix, inner, shape.limit) if shape.shared else 0.0)
 
 
-def _shared_expert(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+def _shared_expert(weights: Weights, prefix: str, inner: Tensor, limit: float) -> Tensor:
     """The expert that all rows share; of Qwen3-Next times a sigmoid of one number of each row."""
-    added = gated_mlp(weights, f"{prefix}shared_experts.", inner)
+    added = gated_mlp(weights, f"{prefix}shared_experts.", inner, limit)
     gate = weights.get(f"{prefix}shared_expert_gate.weight")  # [1, H]
     return added if gate is None else linear(inner, gate).sigmoid() * added
 

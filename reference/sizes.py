@@ -1,7 +1,6 @@
 """Sizes: of a Llama, of a draft tree, of the room that a round takes.
 
-Plain integers and no tensor: cases are made and checked by these alone, before torch is imported, which takes a second.
-"""
+Plain integers and no tensor: cases are made and checked by these alone, before torch is imported."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -74,20 +73,23 @@ class ExpertShape:
     count   experts that a router chooses from, in `groups` groups of as many each
     chosen  experts of each row
     inner   width inside each of them, and inside the one that all rows share
-    affinity  of an expert to a row: a sigmoid of its own logit, or a softmax over all experts
+    affinity  of an expert to a row: a sigmoid of its own logit, a root of its softplus, or a softmax over all experts
     shared  whether one more expert is added to every row
     kept    groups that the chosen experts may come from
     scale   what the routed experts' sum is multiplied by
+    limit   where both parts of an expert are clamped, the gate from above alone; settled: biases or a table decide each choice
     """
 
     count: int
     chosen: int
     inner: int
-    affinity: Literal["sigmoid", "softmax"]
+    affinity: Literal["sigmoid", "softmax", "root_softplus"]
     shared: bool
     groups: int = 1
     kept: int = 1
     scale: float = 1.0
+    limit: float = 0.0
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,43 @@ class GemmaShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedShape:
+    """Of layers with several streams, a window and compressed rows (compressed.py).
+
+    ratios   of each layer, rows that make one compressed row: 4, 128, or 0: none does; query_rank: as LatentShape's
+    rope     width of a key's part that turns; window: rows that are seen as they are; groups, group_rank: of heads' output
+    index_heads, index_width, chosen  of what chooses compressed rows of ratio 4; streams, sinkhorn, stream_eps: of streams
+    window_theta  base of turns where nothing is compressed; theta, scaling: elsewhere
+    """
+
+    ratios: tuple[int, ...]
+    query_rank: int
+    rope: int
+    groups: int
+    group_rank: int
+    window: int
+    index_heads: int
+    index_width: int
+    chosen: int
+    streams: int
+    sinkhorn: int
+    stream_eps: float
+    window_theta: float
+    theta: float
+    scaling: RopeScaling
+
+    def stored(self, width: int) -> int:
+        """Numbers that are stored of a row of the target: its own, a compressed row and an index key."""
+        return 2 * width + self.index_width if any(self.ratios) else width
+
+    def kept(self, ratio: int, width: int) -> tuple[tuple[str, int], ...]:
+        """What compressors of a layer of this ratio keep of a row, in order, and how wide each is."""
+        own, index = (2 if ratio == 4 else 1) * width, 2 * self.index_width
+        kept = (("vectors", own), ("scores", own), ("index vectors", index), ("index scores", index))
+        return kept if ratio == 4 else kept[:2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -186,6 +225,7 @@ class LlamaShape:
     turning     width of a head's front part that turns with its position (RoPE); 0: all of it
     rope_theta  of those turns; 0: nothing turns (Nemotron-H)
     gated       each head's attention is multiplied by a sigmoid of a gate, which the query's projection makes too
+    compressed  its layers are DeepSeek-V4's; None: they are not
     """
 
     vocab_size: int
@@ -211,6 +251,7 @@ class LlamaShape:
     gemma: GemmaShape | None = None
     turning: int = 0
     gated: bool = False
+    compressed: CompressedShape | None = None
 
     def keeps_state(self, layer: int) -> bool:
         """Whether this layer keeps a state in place of rows."""
@@ -229,9 +270,9 @@ class LlamaShape:
 
     @property
     def chooses(self) -> bool:
-        """Whether a router leaves experts out."""
+        """Whether a router leaves experts out, by numbers of a row."""
         kind = self.experts or self.clamped
-        return kind is not None and kind.chosen < kind.count
+        return kind is not None and kind.chosen < kind.count and not (self.experts and self.experts.settled)
 
     def window(self, layer: int) -> int:
         """How many rows a row of this layer sees; 0: all that stand before it."""

@@ -13,6 +13,7 @@ They do not say how a server `loses` by it: `acceptance` asks no server with the
 `seq_lens` of the batch stays the committed length M while the chain grows. Each step's plan takes it as it is, so that a step
 stands at M - 1 and its window ends there: it sees neither its own row nor those of the steps before. Step j must read up to
 column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
+`dsv4-draft-reads-worker` is a case, with SGLang's worker.
 
 `dsa-draft-reads`: Draft decode on the DSA backend (DeepSeek-V3.2, GLM-5) chooses among the committed rows alone, in every step.
 
@@ -112,6 +113,15 @@ READS = tuple(
     for step in range(1, NUM_STEPS)
 )
 
+_DSV4_REMEDY = small_patch(
+    "remedy-dsv4-draft-reads",
+    f"{BACKEND}.make_forward_metadata_from_raw_decode",
+    "seq_lens = raw_metadata.seq_lens",
+    "seq_lens = raw_metadata.seq_lens\n"
+    "if self.topk > 0 and self.speculative_num_steps > 1:\n"
+    "    seq_lens = seq_lens + self.speculative_step_id + 1",
+)
+
 DSV4 = Probe(
     id="dsv4-draft-reads",
     title="Draft decode reads its own rows (DeepSeek-V4 on CUDA)",
@@ -125,13 +135,23 @@ DSV4 = Probe(
         what="slots read by draft decode step",
         words=f"step_reads {COMMITTED} {NUM_STEPS}",
     ),
-    remedy=small_patch(
-        "remedy-dsv4-draft-reads",
-        f"{BACKEND}.make_forward_metadata_from_raw_decode",
-        "seq_lens = raw_metadata.seq_lens",
-        "seq_lens = raw_metadata.seq_lens\n"
-        "if self.topk > 0 and self.speculative_num_steps > 1:\n"
-        "    seq_lens = seq_lens + self.speculative_step_id + 1",
+    remedy=_DSV4_REMEDY,
+)
+
+DSV4_WORKER = Entry(
+    id="dsv4-draft-reads-worker",
+    title="Draft decode reads its own rows in a worker (DeepSeek-V4)",
+    rule="draft.proposal",
+    buggy="0.5.12 -",
+    trigger="the DeepSeek-V4 backend, num_steps >= 2; on a CPU, by stand-ins for its kernels",
+    needs=Needs(dtype="bfloat16"),
+    remedy=Patch(name="remedy-dsv4-draft-reads-worker", edits=_DSV4_REMEDY.edits),
+    case=small_case(
+        Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=12),
+        model="deepseek-v4",
+        num_steps=3,
+        page_size=256,
+        chunked_prefill_size=256,
     ),
 )
 
@@ -210,4 +230,4 @@ DSA_WORKER = Entry(
     ),
 )
 
-ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSA, DSA_WORKER)
+ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, DSA, DSA_WORKER)

@@ -333,7 +333,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topk: Annotated[int, Meta(ge=1, le=64)] = 1
     # nodes that the target verifies in a round, the bonus token among them; 0: as many as the longest path, num_steps + 1
     num_draft_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0
-    page_size: Annotated[int, Meta(ge=1, le=128)] = 1
+    page_size: Annotated[int, Meta(ge=1, le=256)] = 1
     chunked_prefill_size: Annotated[int, Meta(ge=1, le=8192)] = 64
     # sizes of the first prefill batches; chunked_prefill_size holds after the last
     chunks: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=1024)] = ()

@@ -11,8 +11,8 @@ from .recipe import Family, Recipe
 
 # In the order in which documents list them, and searches take their recipes.
 _NAMES = """
-llama eagle3 mtp mimo_v2 step3p5 standalone deepseek deepseek_dsa kimi_k2 qwen3 qwen3_moe gpt_oss qwen3_next nemotron_h qwen3_5
-gemma4 mimo
+llama eagle3 mtp mimo_v2 step3p5 standalone deepseek deepseek_dsa deepseek_v4 kimi_k2 qwen3 qwen3_moe gpt_oss qwen3_next
+nemotron_h qwen3_5 gemma4 mimo
 """.split()  # noqa: SIM905
 _ALL: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in _NAMES]
 FAMILIES = {family.name: family for family in _ALL}

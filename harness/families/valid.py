@@ -139,6 +139,13 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
     recipe = RECIPES[case.model]
     if recipe.target.index is not None and (mode.graphs or mode.prefill_graphs):
         return f"{case.model} in CUDA graphs: not tried"
+    if recipe.target.compressed is not None:
+        if mode.dtype != "bfloat16":
+            return f"{case.model} in {mode.dtype}: SGLang's kernels of its backend know bfloat16 alone; give --dtype bfloat16"
+        if mode.prefill_graphs or (mode.graphs and mode.device == "cpu"):
+            return f"{case.model} in prefill graphs, or in CUDA graphs on a CPU: not tried"
+        if mode.attention != "triton":
+            return f"{case.model} with {mode.attention}: it has a backend of its own; leave --attention out"
     if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
         return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
     if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:

@@ -36,6 +36,17 @@ Phase = Literal[
 # Rows that wait to be compared. A case of a few requests stays below it; a large one must not be held twice in memory.
 _WAITING = 4096
 
+# Parts of a row of layers with compressed rows, and which are stored in FP8 (e4m3): half the distance of two neighbours there
+# is a sixteenth of a number, and of the smallest numbers of a row so much of its largest.
+_COMPRESSED = (
+    ("row", True),
+    ("turned part", False),
+    ("compressed row", True),
+    ("turned part of the compressed row", False),
+    ("index key", True),
+)
+E4M3_ROUNDING, E4M3_SMALLEST = 2.0**-4, 2.0**-17
+
 # The phase in which what a record holds was made. A forward and what it left have the same.
 PHASE_OF: dict[str, Phase] = {
     **{phase: phase for phase in get_args(Phase)},
@@ -192,7 +203,7 @@ class Compare:
         windows: bool = False,
     ) -> None:
         self._bounds = bounds
-        self._latent = latent
+        self._latent, self._compressed = latent, len(latent) == len(_COMPRESSED)
         self._windows = windows
         self._findings = Findings()
         self._scope = self._findings.scope("", "")
@@ -358,6 +369,9 @@ class Compare:
         Of latent rows [n, 1, L, 1, D] so are the latent vector, the turned key behind it and the key of an indexer, which is
         stored in FP8. What left a window is not there to be compared: slots.py says whether it might leave.
         """
+        if self._compressed and expected.shape == actual.shape:
+            self._compressed_rows(place, rule, expected, actual, row)
+            return
         if self._windows and expected.shape == actual.shape:
             gone = (actual == GONE).all((1, 3, 4), keepdims=True)  # [n, 1, L, 1, 1]
             expected = np.where(gone, GONE, expected)
@@ -372,6 +386,27 @@ class Compare:
                 exact, either = (part.numpy() for part in round_to_fp8(torch.from_numpy(wanted), INDEX_NUMBER))
                 smallest = INDEX_NUMBER * np.abs(wanted).max(-1, keepdims=True)  # what the smallest codes are off by
                 wanted = np.where(np.abs(stored - exact) <= either + smallest, stored, exact)
+
+            def named(n: int, name: str = name) -> str:
+                return f"{row(n)}, {name}"
+
+            self.floats(place, rule, wanted, stored, named, parts=kv_parts(expected))
+
+    def _compressed_rows(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
+        """Rows [n, 1, L, 1, W] of layers with compressed rows: each part by its own magnitude, and those in FP8 but for one
+        rounding. What left a window is not there to be compared: slots.py says whether it might leave."""
+        begin, window = 0, self._latent[1]
+        for (name, rounded), end in zip(_COMPRESSED, self._latent, strict=True):
+            part = slice(begin, end)
+            if begin >= expected.shape[-1]:
+                break
+            wanted, stored, begin = expected[..., part], actual[..., part], end
+            if end <= window:
+                wanted = np.where((stored == GONE).all((1, 3, 4), keepdims=True), GONE, wanted)
+            if rounded:
+                largest = np.abs(wanted).max(-1, keepdims=True)
+                off = E4M3_ROUNDING * np.abs(wanted) + E4M3_SMALLEST * largest
+                wanted = np.clip(stored, wanted - off, wanted + off)
 
             def named(n: int, name: str = name) -> str:
                 return f"{row(n)}, {name}"

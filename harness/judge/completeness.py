@@ -78,7 +78,7 @@ def missing(trace: Trace, model: Model) -> str:
             dtype = trace.array(number, name).dtype
             if (name, dtype.kind) in strange:
                 return f"{name} of a {record.stage} record is {dtype}"
-        problem = _due(trace, number, record, model)
+        problem = _due(trace, number, record, model) or _absent_compressor(record, model)
         if problem:
             return f"{problem} of a {record.stage} record"
     if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
@@ -175,6 +175,13 @@ def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
     drafted = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("undrafted"))
     rounds = (numbers for numbers in drafted if not numbers.get("in_graph"))
     return sum(max(numbers.get("steps", case.num_steps) - model.first_step, 0) for numbers in rounds)
+
+
+def _absent_compressor(record: Record, model: Model) -> str:
+    if record.stage not in ("extend", "prefill"):
+        return ""
+    names = (f"compressor{layer}_state" for layer, ratio in enumerate(model.ratios) if ratio)
+    return next((f"no {name}" for name in names if name not in record.tensors), "")
 
 
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:

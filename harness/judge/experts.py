@@ -68,7 +68,7 @@ Ties = Nudge | Literal["as the trace"] | None
 
 
 def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
-    """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
+    """What may have been decided otherwise where this rule is broken first, the smallest first; none where no row chooses.
 
     What experts are ranked by (an affinity and its bias, or a router's logit) is of the size of one, and two of them may each
     be off by the bound, as two logits.
@@ -76,7 +76,7 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
     of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))
     for part, shape, rules in of_parts:
-        if not shape.routed or not rule.startswith(rules):
+        if not shape.chooses or not rule.startswith(rules):
             continue
         for size in (bounds.tie / 100, bounds.tie / 10, bounds.tie):  # the nearest tie alone, if it is enough
             for expert in range(shape.routed):

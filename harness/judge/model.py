@@ -28,6 +28,7 @@ class Model:
     windows     whether some layers have a window, and their rows slots of the window's own
     memory      whether the draft has rows of its own; else it reads the target's, and a round's forwards stand at one place
     keeping     how many layers keep a state in place of rows
+    ratios      of each layer, of how many rows a compressed row is made; 0: there is none
     """
 
     vocab_size: int
@@ -43,6 +44,7 @@ class Model:
     windows: bool = False
     memory: bool = True
     keeping: int = 0
+    ratios: tuple[int, ...] = ()
 
     @property
     def first_step(self) -> int:
@@ -63,7 +65,10 @@ def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
 
 
 def _ends_of_stored(shape: LlamaShape) -> tuple[int, ...]:
-    latent, index = shape.latent, shape.index
+    latent, index, compressed = shape.latent, shape.index, shape.compressed
+    if compressed is not None:
+        width, plain = shape.head_dim, shape.head_dim - compressed.rope
+        return (plain, width, width + plain, 2 * width, 2 * width + compressed.index_width)
     if latent is None:
         return ()
     return (latent.rank, latent.width, *(() if index is None else (latent.width + index.width,)))
@@ -86,4 +91,5 @@ def _of_recipe(name: str) -> Model:
         windows=recipe.window > 0,
         memory=not recipe.frozen,
         keeping=recipe.target.states,
+        ratios=() if recipe.target.compressed is None else recipe.target.compressed.ratios,
     )

@@ -128,6 +128,7 @@ class RequestReplay:
     earlier  of the target those of a pipeline's earlier stages: [T-1, 2, L, G, D], L its layers before the last stage's first
     kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
              convolution [T-1, L, C, K-1]
+    compressors  of layers with compressed rows, what their compressors keep of each of these rows [T-1, C], by layer
     rerouted a row of it was computed twice, and went to other experts
     impossible  the first row in which no token is allowed by what the request asks for; None: there is none
     known    prefill or extend record -> M, the last token that was known when it was over
@@ -150,6 +151,7 @@ class RequestReplay:
     chosen: dict[str, Array] = field(default_factory=dict)
     earlier: Array | None = None
     kept: tuple[Array, Array] | None = None
+    compressors: tuple[Array, ...] = ()
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
     impossible: int | None = None
@@ -433,6 +435,7 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         replay.target_rows = _with_request_logits(case, replay, _part(of_target, own))
         replay.draft_rows = None if of_draft is None else _part(of_draft, its)
         replay.kept = None if kept is None else (kept[0][own], kept[1][own])
+        replay.compressors = tuple(layer[own].numpy() for layer in target.compressors)
         for of, rows in stored.items():
             replay.stored[of], replay.chosen[of] = _without_choices(shape, rows[own if of == "target" else its])
         begin, draft_begin = own.stop, its.stop

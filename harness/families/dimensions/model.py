@@ -50,10 +50,36 @@ def _chooses_rows(recipe: Recipe) -> bool:
     return recipe.target.index is not None
 
 
+def _compresses_rows(recipe: Recipe) -> bool:
+    return recipe.target.compressed is not None
+
+
+def _compressed_refusals(case: Case) -> Iterator[Refusal]:
+    """What of a case nobody judges yet of a model with compressed rows, beside what chosen rows do not have either."""
+    shape = RECIPES[case.model].target.compressed
+    if shape is None:
+        return
+    yield from _untried(case)
+    most, settings = 4 * shape.chosen, case.engine.sglang
+    for request in case.requests:
+        if len(request.prompt) + request.max_new_tokens >= most:
+            yield (
+                f"{request.id!r} has {most} rows or more with {case.model}: which are left out is not judged",
+                "make it shorter",
+            )
+        if request.hidden_states:
+            yield f"hidden_states of {request.id!r} with {case.model}: not tried", "leave them out"
+    if settings.update_weights:
+        yield f"update_weights with {case.model}: not tried", "leave it out"
+
+
 def _chosen_refusals(case: Case) -> Iterator[Refusal]:
     """What of a case nobody judges yet of a model whose rows attend to chosen rows."""
-    if not _chooses_rows(RECIPES[case.model]):
-        return
+    if _chooses_rows(RECIPES[case.model]):
+        yield from _untried(case)
+
+
+def _untried(case: Case) -> Iterator[Refusal]:
     settings = case.engine.sglang
     if case.topk > 1:
         yield f"topk {case.topk} with {case.model}: SGLang's backend lets a node of verify see all before it", "use 1"
@@ -112,7 +138,16 @@ DIMENSIONS = (
         key="sparse",
         kind="sparse",
         refusals=_chosen_refusals,
-        modes=dict.fromkeys(("device", "dtype", "tp", "pp", "dp"), "not tried"),
+        modes=dict.fromkeys(("dtype", "tp", "pp", "dp"), "not tried")
+        | {"device": "FlashMLA's prefill takes a multiple of 128 chosen rows, and this recipe chooses 8"},
+    ),
+    _of_recipes(
+        "compressed rows",
+        _compresses_rows,
+        key="compressed",
+        kind="compressed",
+        refusals=_compressed_refusals,
+        modes=dict.fromkeys(("tp", "pp", "dp"), "not tried"),
     ),
     _of_recipes("experts", lambda recipe: recipe.target.routed, key="experts"),
     _of_recipes("windows that end", lambda recipe: 0 < recipe.window <= ENDING, key="windows"),

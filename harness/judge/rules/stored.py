@@ -6,6 +6,7 @@ from eagletwin.harness.core.records import Record
 from ..compare import Phase, Place
 from ..context import Rules
 from . import rule, stages
+from .compressors import Compressors
 from .multi_layer_draft import Layers
 from .selection import Selection
 
@@ -66,12 +67,16 @@ class PoolRows(Rules):
             moved = at >= self._round(place.record).committed  # rows of the accepted path, wherever verify wrote them
             self._rows(place, "commit.path", reference, at[moved], stored[moved])
             at, stored = at[~moved], stored[~moved]
-        if not self._model.chosen:
+        by_layer = self._model.chosen or self._model.ratios
+        if not by_layer:
             self._rows(place, f"{part}.kv", reference, at, stored)
-        for layer in range(reference.shape[2]) if self._model.chosen else ():  # its rows choose by its own keys
+        for layer in range(reference.shape[2]) if by_layer else ():  # rows choose by their own keys, and are of what is kept
             of_layer = slice(layer, layer + 1)
+            if self._model.ratios and part == "target":
+                self._context.of(Compressors).check(number, place, layer)
             self._rows(place, f"{part}.kv", reference[:, :, of_layer], at, stored[:, :, of_layer])
-            self._context.of(Selection).check(part, place, layer)
+            if self._model.chosen:
+                self._context.of(Selection).check(part, place, layer)
 
     def _rows(self, place: Place, rule: str, reference: Array, at: Array, stored: Array) -> None:
         self._compare.stored_rows(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")

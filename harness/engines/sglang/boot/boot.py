@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import CPU, Dtype, Mode
 from eagletwin.harness.engines.inside.blame import NotDriven
@@ -25,7 +27,18 @@ from eagletwin.harness.families.store import checkpoints, other_checkpoints
 from eagletwin.harness.families.valid import not_driven
 
 from .. import case_requests, grammars
-from ..compat import adaptive, attention, dp_attention, memory, requests, sparse_attention, state_layers, verify, workers
+from ..compat import (
+    adaptive,
+    attention,
+    compressed_attention,
+    dp_attention,
+    memory,
+    requests,
+    sparse_attention,
+    state_layers,
+    verify,
+    workers,
+)
 from ..graphs import gates, install
 from ..stand_ins import stubs
 from ..taps import speculation
@@ -124,12 +137,14 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
             cuda.compute_states_in_float32(SHIMS)
     if recipe.frozen:
         workers.refuse_frozen(family_of(recipe).modules)
+    os.environ.update(family_of(recipe).environment)
+    if recipe.target.compressed is not None:  # before its classes are imported
+        compressed_attention.mix_with_triton(SHIMS)
     server_arguments.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
         cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         cuda.compute_experts_in_float32(SHIMS)
-    os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
         if mode.graphs or settings.cuda_branches:
@@ -184,10 +199,12 @@ def _make_able(case: Case, mode: Mode) -> None:
         attention.run_adapters_on_cpu(SHIMS)
     if RECIPES[case.model].mtp_layers:
         attention.use_triton(SHIMS)
-    if RECIPES[case.model].target.latent is not None:
+    if RECIPES[case.model].target.latent is not None or RECIPES[case.model].target.compressed is not None:
         attention.allow(SHIMS)
     if RECIPES[case.model].target.index is not None:
         sparse_attention.run_on_cpu(SHIMS)
+    if RECIPES[case.model].target.compressed is not None:
+        compressed_attention.run_on_cpu(SHIMS)
 
 
 def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
@@ -246,12 +263,13 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         context_length=settings.context_length or None,
         device=mode.device,
         dtype=mode.dtype,
-        attention_backend=mode.attention if recipe.target.index is None else sparse_attention.BACKEND,
+        attention_backend=_attention_backend(recipe, mode),
         triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
         sampling_backend="pytorch",
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
+        **(compressed_attention.arguments(mode.device) if recipe.target.compressed is not None else {}),
         **_state_arguments(case, mode.dp),
         **_expert_arguments(recipe, mode),
         **memory.host_cache_arguments(settings, case.page_size, mode.device),
@@ -265,6 +283,13 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         random_seed=0,
         log_level="error",
     )
+
+
+def _attention_backend(recipe: Recipe, mode: Mode) -> str:
+    """The mode's, but for a model that has one of its own."""
+    if recipe.target.compressed is not None:
+        return compressed_attention.BACKEND
+    return mode.attention if recipe.target.index is None else sparse_attention.BACKEND
 
 
 def _of_dimensions(case: Case) -> dict[str, Any]:
@@ -324,8 +349,9 @@ def changed_settings(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
-        latent = RECIPES[case.model].target.latent is not None
-        asked["attention"] = speculation.backend_class(mode.attention, latent=latent)
+        target = RECIPES[case.model].target
+        if target.compressed is None and target.index is None:
+            asked["attention"] = speculation.backend_class(mode.attention, latent=target.latent is not None)
     if scheduler.draft_worker is None:  # plain, or an earlier stage of a pipeline, which does not overlap either
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
@@ -340,7 +366,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "mixed_chunks": scheduler.is_mixed_chunk,
         "max_running_requests": scheduler.max_running_requests,
         "max_total_tokens": scheduler.max_total_num_tokens,
-        "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(max(scheduler.tp_worker.model_runner.model.parameters(), key=Tensor.numel).dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
         "graphs": cuda.captured_batch_sizes(scheduler),
         "attention": speculation.attention_backends(scheduler),

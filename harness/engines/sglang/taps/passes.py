@@ -9,7 +9,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array, changed_rows
 from eagletwin.harness.core.trace import snapshot
 
-from ..compat import workers
+from ..compat import memory, workers
 from .pools import Allocation, Pool
 from .sampling import Coins
 from .speculation import Speculation
@@ -289,6 +289,7 @@ class ChangedRows:
                 at = changed_rows(stored_now, self._last.get((request.rid, name)))
                 self._last[request.rid, name] = stored_now
                 tensors |= {f"{name}_rows": at, f"{name}_kv": stored_now[at]}
+                tensors |= pool.kept_of(memory.row(request), tensors["table"])
         return found
 
 

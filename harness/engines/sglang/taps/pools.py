@@ -50,6 +50,8 @@ def _keys_and_values(keys: Tensor, values: Tensor, mapped: bool = False) -> Buff
 def buffers(pool: Any) -> list[Buffers]:
     """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
     window; one of latent rows has one buffer a layer. Layers that keep a state have no rows (below)."""
+    if hasattr(pool, "compression_ratios"):  # bytes, which compressed_pool.py reads
+        return [Buffers({"rows": rows}, (0,)) for rows in pool.swa_kv_pool.kv_buffer]
     if not hasattr(pool, "k_buffer") and hasattr(pool, "mamba_pool"):
         pool = pool.full_kv_pool
     if hasattr(pool, "kv_lora_rank"):
@@ -63,6 +65,9 @@ def buffers(pool: Any) -> list[Buffers]:
     return found
 
 
+_ONE = 0x38  # 1 in FP8 (e4m3)
+
+
 class IndexKeys:
     """Keys by which an indexer chooses rows, where a pool of latent rows has them beside: numbers in FP8 (e4m3), all of a page,
     and behind them a scale of each row."""
@@ -72,9 +77,9 @@ class IndexKeys:
         self.layers: list[Tensor] = list(pool.index_k_with_scale_buffer)  # [pages, bytes] each
 
     def _parts(self, layer: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers [pages, P, D] and scales [pages, P] of a layer, where they are stored."""
+        """Numbers, as bytes [pages, P, D], and scales [pages, P] of a layer, where they are stored."""
         end = self._page * self._width
-        numbers = layer[:, :end].view(torch.float8_e4m3fn).view(-1, self._page, self._width)
+        numbers = layer[:, :end].view(-1, self._page, self._width)
         return numbers, layer[:, end:].view(torch.float32)
 
     def rows(self, slots: Array) -> Array:
@@ -83,13 +88,14 @@ class IndexKeys:
         page, within = at // self._page, at % self._page
         found = []
         for numbers, scales in map(self._parts, self.layers):
-            found.append(numbers[page, within].float() * scales[page, within][:, None])
+            found.append(numbers[page, within].view(torch.float8_e4m3fn).float() * scales[page, within][:, None])
         return on_host(torch.stack(found, 1))[:, None, :, None]
 
     def poison(self, slots: Tensor) -> None:
+        slots = slots.to(self.layers[0].device)
         page, within = slots // self._page, slots % self._page
         for numbers, scales in map(self._parts, self.layers):
-            numbers[page, within] = torch.ones((), dtype=numbers.dtype)
+            numbers[page, within] = _ONE
             scales[page, within] = LATENT_POISON
 
     def poison_all(self) -> None:
@@ -155,6 +161,10 @@ class Pool:
         lengths = [len(part) for part in parts]
         rows = self.rows(np.concatenate(parts))
         return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+    def kept_of(self, row: int, table: Array) -> dict[str, Array]:  # noqa: ARG002
+        """What the pool keeps of a request beside its rows: nothing."""
+        return {}
 
     def copies(self) -> list[Tensor]:
         """All that is stored now."""

@@ -17,6 +17,7 @@ from eagletwin.harness.engines.inside.blame import Wraps
 
 from ..compat import adaptive, memory, workers
 from ..compat.verify import Accepted
+from .compressed_pool import pool_of
 from .inner import Inner
 from .passes import (
     ChangedRows,
@@ -115,9 +116,9 @@ class Taps:
         return Wraps()
 
     def _pools_of_runners(self) -> dict[str, Pool]:
-        pools = {"target": Pool(self._of.target.token_to_kv_pool)}
+        pools = {"target": pool_of(self._of.target.token_to_kv_pool)}
         for layer, runner in enumerate(self._of.drafts if self._of.memory else ()):
-            pools[f"draft{layer or ''}"] = Pool(runner.token_to_kv_pool)
+            pools[f"draft{layer or ''}"] = pool_of(runner.token_to_kv_pool)
         return pools
 
     def __enter__(self) -> "Taps":
