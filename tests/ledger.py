@@ -41,7 +41,7 @@ SECTIONS = {
     "Qwen3-Next, Qwen3.5, Nemotron-H: layers that keep a state": ("layers of ", "keep a state", ", states,", "Qwen3-Next"),
     "Latent attention (DeepSeek, Kimi K2), on a GPU": ("latent attention", "flashmla"),
     "Gemma-4 with its assistant": ("Gemma-4",),
-    "An attention backend that a CPU does not run": ("FlashAttention", "DeepSeek-V4 backend", "DSA backend"),
+    "An attention backend other than Triton": ("FlashAttention", "DeepSeek-V4 backend", "DSA backend"),
     "Sampling (temperature above 0)": ("rejection-sampling", "temperature", "a request that samples"),
     "Trees: `--speculative-eagle-topk` above 1": ("topk >", "topk *"),
     "Any EAGLE or EAGLE-3 server": ("",),

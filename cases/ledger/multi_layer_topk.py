@@ -14,14 +14,10 @@ With three steps and more the server ends on a GPU, as the list of parents is to
 layers should be is not defined: the judge takes the tree that is verified as it is, and judges what verify makes of it.
 """
 
-from ..entry import Case, Edit, Entry, Needs, OnCuda, Patch, Request, small_case, small_patch
+from ..entry import Case, Edit, Entry, Needs, Patch, Request, small_case, small_patch
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
-_ONE_GRAPH = (
-    "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
-    ".OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
-)
 
 REMEDY = Patch(
     name="multi-layer-trees",
@@ -31,33 +27,12 @@ REMEDY = Patch(
             match="finalize_tree_path=False",
             replacement="finalize_tree_path=True",
         ),
-        Edit(
-            target=f"{_DRAFTER}._draft_extend_for_prefill",
-            match="topk_index_list.append(topk_index)",
-            replacement="topk_index_list.append(topk_index)\ntopk_index = topk_index[:, 0].contiguous()",
-        ),
-        Edit(
-            target=f"{_DRAFTER}._draft_extend_for_decode",
-            match="ret_topk_index,\n                    select_index,",
-            replacement="ret_topk_index[:, 0].contiguous(),\nselect_index,",
-        ),
-        Edit(  # the same between two replayed graphs, a layer each; one graph of all layers (an option) moves windows inside
-            target=f"{_DRAFTER}._draft_extend_for_decode",
-            match="ret_topk_index_list.append(ret_topk_index.clone())",
-            replacement="""ret_topk_index_list.append(ret_topk_index.clone())
-ret_topk_index = ret_topk_index[:, 0].contiguous()""",
-        ),
-    ),
-)
-
-IN_ONE_GRAPH = Patch(
-    name="multi-layer-trees-in-one-graph",
-    edits=(
-        *REMEDY.edits[:2],
-        Edit(
-            target=f"{_ONE_GRAPH}._capture_one_graph",
-            match="ret.topk_index,\n",
-            replacement="ret.topk_index[:, 0].contiguous(),\n",
+        Edit(  # after a prefill, outside graphs, between those of two layers, and inside the one of all layers
+            target="sglang.kernels.ops.speculative.multi_layer_eagle.rotate_input_ids",
+            match="if _is_cpu:",
+            replacement="""if topk_index.ndim > 1:
+    topk_index = topk_index[:, 0].contiguous()
+if _is_cpu:""",
         ),
     ),
 )
@@ -71,7 +46,6 @@ def _entry(part: str, title: str, rule: str, case: Case, trigger: str, *, first:
         buggy=f"{first} -",
         trigger=trigger,
         remedy=REMEDY,
-        on_cuda=OnCuda(one_graph=IN_ONE_GRAPH),
         case=case,
     )
 

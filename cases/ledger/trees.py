@@ -1,4 +1,4 @@
-"""Live, found by eagletwin: two bugs of draft trees.
+"""Live, found by eagletwin: three bugs of draft trees.
 
 `certain-node`: a node of which a tree's draft is certain is selected without its parent.
 
@@ -11,9 +11,14 @@ linked to nothing, and the tree has one less than it should. In a stable order a
 Verify of a tree attends twice, to the committed rows and to the nodes. The table of the second call holds a slot of each node,
 and the branch of latent attention hands it rows in pages: slot s is taken for page s. What is accepted may be wrong.
 docs/explanation/latent-attention.md.
+
+`tree-sinks`: in trees of gpt-oss FlashAttention 3 counts each sink twice.
+
+Verify of a tree attends twice and merges the results by their sums. Both calls are given the sinks, and each sum has them: all
+probabilities of layers without a window come out too small, also those of what is accepted: the *output* is wrong.
 """
 
-from ..entry import Entry, Needs, Request, small_case, small_patch
+from ..entry import Entry, Needs, Request, SGLangSettings, small_case, small_patch
 
 _PROMPT = (
     79, 54, 67, 7, 84, 31, 36, 0, 1, 60, 44, 86, 16, 42, 2, 79, 53, 69, 12, 33, 70, 80, 2, 42, 42, 3, 79, 19, 29, 83,
@@ -48,8 +53,8 @@ SLOTS = Entry(
     title="Read the rows of a tree's nodes with latent attention in pages of one",
     rule="commit.path",
     buggy="0.5.23 -",
-    trigger="a GPU, --attention-backend fa3, latent attention (DeepSeek, Kimi K2), topk > 1, page_size > 1",
-    needs=Needs(device="cuda", dtype="bfloat16", attention="fa3"),
+    trigger="--attention-backend fa3, latent attention (DeepSeek, Kimi K2), topk > 1, page_size > 1",
+    needs=Needs(attention="fa3"),
     remedy=small_patch(
         "nodes-are-slots",
         "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend",
@@ -63,7 +68,32 @@ SLOTS = Entry(
         topk=2,
         page_size=4,
         exercises=("tree",),
+        sglang=SGLangSettings(attention_backend="fa3"),
     ),
 )
 
-ENTRIES = (CERTAIN, SLOTS)
+SINKS = Entry(
+    id="tree-sinks",
+    title="Give the sinks of attention to one of the two calls that verify a tree",
+    rule="commit.path",
+    buggy="0.5.17 -",
+    trigger="--attention-backend fa3, attention sinks (gpt-oss), topk > 1",
+    needs=Needs(attention="fa3"),
+    remedy=small_patch(
+        "sinks-once",
+        "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend",
+        "elif use_cascade_attn:\n            o_expand",
+        """elif use_cascade_attn:
+    kwargs.pop("sinks", None)  # the softmax of both calls together has one
+    o_expand""",
+    ),
+    case=small_case(
+        Request(id="a", prompt=(0,), max_new_tokens=2),
+        model="gpt-oss-eagle3",
+        topk=2,
+        exercises=("tree",),
+        sglang=SGLangSettings(attention_backend="fa3"),
+    ),
+)
+
+ENTRIES = (CERTAIN, SLOTS, SINKS)

@@ -78,7 +78,7 @@ def mode_of(
             f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither", "leave one of them out"
         )
     if device == "cpu":
-        return Mode(graphs=sizes, prefill_graphs=prefill, overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
+        return Mode(graphs=sizes, prefill_graphs=prefill, overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp, attention=attention)
     must_have_cuda(tp, attention)
     return Mode(
         device="cuda",
@@ -102,8 +102,9 @@ def _sizes(option: str, given: str, what: str, such: str) -> tuple[int, ...]:
 
 
 def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
-    """Raises InputError for kernels of attention where they cannot run: a GPU's, which know 16 bits and less."""
-    if attention != "triton" and (device != "cuda" or dtype != "bfloat16"):
+    """Raises InputError for kernels of attention where they cannot run: a GPU's, which know 16 bits and less. A CPU has torch
+    in the place of FlashAttention's."""
+    if attention != "triton" and (device, attention) != ("cpu", "fa3") and (device != "cuda" or dtype != "bfloat16"):
         asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
         raise nothing_run(
             f"--attention {attention} with {asked}: its kernels run on a GPU, and know no float32",
@@ -265,9 +266,9 @@ DTYPE = option(ENGINE, "dtype", Dtype, "float32", "TYPE")(
     "Data type of the worker: `float32`, or `bfloat16`: the type of production, in which more choices are ties."
 )
 ATTENTION = option(ENGINE, "attention", Attention, "triton", "BACKEND")(
-    "SGLang's attention backend: `triton`, or, with --device cuda and --dtype bfloat16, `fa3` (FlashAttention 3, on a "
-    "Hopper GPU), `flashinfer` (for models with heads of 64 and more, such as llama-wide) or `flashmla` (for chains of "
-    "models with latent attention, in pages of 64)."
+    "SGLang's attention backend: `triton`; `fa3` (FlashAttention 3, on a Hopper GPU with --dtype bfloat16, or on a CPU); or, "
+    "with --device cuda and --dtype bfloat16, `flashinfer` (for models with heads of 64 and more, such as llama-wide) or "
+    "`flashmla` (for chains of models with latent attention, in pages of 64)."
 )
 HOW = (
     *KERNELS,

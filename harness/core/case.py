@@ -30,6 +30,8 @@ Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 WeightPath = Literal["disk", "tensor", "tensor_bucket", "distributed", "distributed_bucket"]
 # Kernels that SGLang has for adapters, the first of which it takes unless another is named
 LoraBackend = Literal["csgmv", "triton", "torch_native"]
+# Backends of attention that run on a CPU
+AttentionBackend = Literal["triton", "fa3"]
 # What keeps requests to their grammars, the first of which SGLang takes unless another is named
 GrammarBackend = Literal["xgrammar", "llguidance"]
 
@@ -262,7 +264,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     grammar_backend: --grammar-backend: what keeps requests to their grammars. Of no effect without grammars.
     graphs, prefill_graphs: --cuda-graph-bs-decode, -prefill: batch sizes and token counts for which CUDA graphs are captured,
     ascending; none: without. overlap: without --disable-overlap-schedule. cuda_branches: SGLang takes the branches that it
-    takes for tensors on a GPU. All four are a CPU's; on a GPU the options of the run say so.
+    takes for tensors on a GPU. attention_backend: --attention-backend, of target and draft. All five are a CPU's; on a GPU
+    the options of the run say so.
     attn_dp_size: --attn-dp-size, with as many ranks: each has attention, a KV pool and a scheduler for its own requests
     (their `dp_rank`), and all share the other layers.
     """
@@ -291,6 +294,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefill_graphs: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=8)] = ()
     overlap: bool = False
     cuda_branches: bool = False
+    attention_backend: AttentionBackend = "triton"
     attn_dp_size: Annotated[int, Meta(ge=1, le=4)] = 1
 
 

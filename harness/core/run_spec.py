@@ -42,8 +42,8 @@ class Mode(Struct, frozen=True):
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
     dtype    what the worker computes in, and keeps its KV rows in
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
-    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, flashinfer and flashmla are a GPU's, and
-             know no float32; flashmla is for latent attention alone, chains, and pages of 64
+    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, flashinfer and flashmla know no float32
+             on a GPU; fa3 runs on a CPU, too; flashmla is for latent attention alone, chains, and pages of 64
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     pp       pipeline parallelism: stages, a process each, that have some of the target's layers each; the last one drafts
@@ -91,7 +91,7 @@ class Mode(Struct, frozen=True):
     def words(self) -> str:
         """For a trace's header; empty for the CPU engine as it always is."""
         if self.device == "cpu" and not self.graphs:
-            return "" if self.dtype == "float32" else self.dtype
+            return ", ".join([self.dtype] * (self.dtype != "float32") + [self.attention] * (self.attention != "triton"))
         graphs = f"graphs {' '.join(map(str, self.graphs))}" if self.graphs else "no graphs"
         if self.prefill_graphs:
             graphs += f" (prefill {' '.join(map(str, self.prefill_graphs))})"
@@ -103,12 +103,14 @@ CPU = Mode()
 
 
 def mode_of_case(mode: Mode, settings: SGLangSettings) -> Mode:
-    """The mode of an engine of a case with these settings, which may have DP attention, and on a CPU graphs and overlap."""
+    """The mode of an engine of a case with these settings, which may have DP attention, and on a CPU graphs, overlap and
+    another attention backend."""
     mode = replace(mode, dp=settings.attn_dp_size)
     if mode.device != "cpu":
         return mode
     graphs = {"graphs": mode.graphs or settings.graphs, "prefill_graphs": mode.prefill_graphs or settings.prefill_graphs}
-    return replace(mode, overlap=mode.overlap or settings.overlap, **graphs)
+    attention = settings.attention_backend if mode.attention == "triton" else mode.attention
+    return replace(mode, overlap=mode.overlap or settings.overlap, attention=attention, **graphs)
 
 
 # What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared launch by launch; the fast runtime

@@ -132,7 +132,9 @@ def runs_in(case: Case, mode: Mode) -> bool:
     mode = mode_of_case(mode, case.engine.sglang)
     # SGLang's graphs do not start with it: it has a place for one token of each request, and verify has several
     in_torch = bool(mode.graphs) and bool(case.adapters) and case.engine.sglang.lora_backend == "torch_native"
-    return not in_torch and not not_driven(case, mode)
+    # in each such case standalone-shift shows, whose candidate fix gives Triton's backend one step more, and no other
+    shifted = mode.attention != "triton" and RECIPES[case.model].algorithm == "STANDALONE"
+    return not in_torch and not shifted and not not_driven(case, mode)
 
 
 def _not_by_the_backend(case: Case, mode: Mode) -> str:
@@ -146,8 +148,19 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
             return f"{case.model} in prefill graphs, or in CUDA graphs on a CPU: not tried"
         if mode.attention != "triton":
             return f"{case.model} with {mode.attention}: it has a backend of its own; leave --attention out"
-    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
+    on_cpu = (mode.device, mode.attention) == ("cpu", "fa3")
+    if mode.attention != "triton" and not on_cpu and (mode.device == "cpu" or mode.dtype == "float32"):
         return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
+    if mode.attention == "fa3" and recipe.frozen:
+        return f"{case.model} with FlashAttention 3: SGLang's class of Gemma-4 refuses it"
+    if mode.attention == "fa3" and case.engine.sglang.draft_window:
+        return "draft_window with FlashAttention 3: SGLang's draft decode has none there"
+    if mode.attention == "fa3" and recipe.target.index is not None:
+        return f"{case.model} with FlashAttention 3: DSA has a backend of its own"
+    if mode.attention == "fa3" and case.topk > 1 and case.page_size > 1 and recipe.target.windows:
+        return (
+            f"{case.model} with FlashAttention 3, topk {case.topk} and pages of {case.page_size}: SGLang refuses windows there"
+        )
     if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
         return (
             f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "

@@ -23,7 +23,7 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
 
-from ..lab.gpu.faults import HIDDEN, LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, WAITS, batch_of
+from ..lab.gpu.faults import HIDDEN, LAYERS, ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, STATES_OF_NO_RUN, WAITS, batch_of
 from ..rows import long, spread
 from .eager_replays import BESIDE_PYTHON, DIFFERS
 
@@ -331,11 +331,11 @@ def staggered() -> Case:
     return Case(name="staggered", model="llama-tiny", num_steps=3, requests=requests, engine=EngineSettings(sglang=settings))
 
 
-def found_rules(host: Host, patch: Patch, model: str, topk: int) -> list[str]:
+def found_rules(host: Host, patch: Patch, model: str, topk: int, **settings: Any) -> list[str]:
     """The rules that batches show with a patch: padded, larger than any graph, of a graph's size, and one that shrinks and
     grows."""
-    cases = [in_production(batch_of(size, model, topk)) for size in (3, 5, 2)]
-    for case in (*cases, in_production(staggered(), overlap=False)):
+    cases = [in_production(batch_of(size, model, topk), **settings) for size in (3, 5, 2)]
+    for case in (*cases, in_production(staggered(), **{"overlap": False} | settings)):
         trial = Trials(host, RunSpec(patches=(patch,))).look_alone(case)
         if trial.verdict.rule:
             return [trial.verdict.rule]
@@ -351,15 +351,20 @@ def test_a_fault_of_graph_code_is_named(host: Host, patch: Patch, rules: tuple[s
     assert found[0] in rules
 
 
-CATALOGUE = [("llama-tiny", topk, patch) for topk in (1, 3) for patch in SINGLE_HEAD]
-CATALOGUE += [("llama-mtp-chain", 1, patch) for patch in (STATES_OF_NO_RUN, *LAYERS)]
+CATALOGUE = [("llama-tiny", topk, "triton", patch) for topk in (1, 3) for patch in SINGLE_HEAD]
+CATALOGUE += [("llama-mtp-chain", 1, "triton", patch) for patch in (STATES_OF_NO_RUN, *LAYERS)]
+CATALOGUE += [("llama-mtp-chain", 1, "fa3", patch) for patch in (*LAYERS, *ONE_GRAPH_OF_LAYERS)]
 
 
 @pytest.mark.parametrize(
-    ("model", "topk", "patch"), spread(CATALOGUE, lambda row: row[:2]), ids=lambda value: getattr(value, "name", str(value))
+    ("model", "topk", "attention", "patch"),
+    spread(CATALOGUE, lambda row: row[:3]),
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(host: Host, model: str, topk: int, patch: Patch) -> None:
-    assert found_rules(host, patch, model, topk)
+def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(
+    host: Host, model: str, topk: int, attention: str, patch: Patch
+) -> None:
+    assert found_rules(host, patch, model, topk, attention_backend=attention)
 
 
 NAMES = ("llama-tiny", "llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn")

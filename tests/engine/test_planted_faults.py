@@ -1,11 +1,14 @@
 """Break the real worker in one place, of chains and of trees: the judge must name the rule at the first wrong number."""
 
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
 
+from ..lab.gpu.faults import batch_of
 from ..rows import spread
 from .conftest import Runner
 
@@ -545,3 +548,123 @@ UNSEEN: dict[str, Edit] = {
 def test_what_is_not_seen_is_known(run: Runner, busy_tree: Case, fault: str) -> None:
     _, verdict = run(busy_tree, UNSEEN[fault])
     assert verdict.status == "equal", verdict
+
+
+# FlashAttention's metadata, on a CPU: its kernels are a stand-in's, and what they are given is SGLang's own.
+
+_FLASH = "sglang.srt.layers.attention.flashattention_backend"
+_FLASH_EAGER, _FLASH_GRAPHS = (
+    f"{_FLASH}.FlashAttentionBackend.{name}" for name in ("init_forward_metadata", "_apply_cuda_graph_metadata")
+)
+_GRAPHS = (1, 2, 4)
+
+
+def of_verify(line: str) -> Edit:
+    return edit(
+        _FLASH_EAGER,
+        "self.forward_metadata = metadata",
+        f"if forward_batch.forward_mode.is_target_verify():\n    {line}\nself.forward_metadata = metadata",
+    )
+
+
+FLASH_PLANTED: dict[str, tuple[str, tuple[int, ...], Edit, str]] = {
+    "the page table of verify is off by a page": (
+        "chain",
+        (),
+        of_verify("metadata.page_table = metadata.page_table.roll(1, 1)"),
+        "target.hidden",
+    ),
+    "draft decode has the lengths of the step before": (
+        "chain",
+        (),
+        edit(
+            _FLASH_EAGER,
+            "seqlens_in_batch + (self.speculative_step_id + 1)",
+            "seqlens_in_batch + self.speculative_step_id",
+        ),
+        "draft.proposal",
+    ),
+    "the queries of verify are those of a shorter batch": (
+        "chain",
+        (),
+        of_verify("metadata.cu_seqlens_q = metadata.cu_seqlens_q.clamp_max(metadata.cu_seqlens_q[-2])"),
+        "target.hidden",
+    ),
+    "the nodes of verify are another request's": (
+        "tree",
+        (),
+        edit(
+            _FLASH_EAGER,
+            "non_masked_page_table.gather(1, sort_order)",
+            "non_masked_page_table.gather(1, sort_order).roll(self.speculative_num_draft_tokens, 0)",
+        ),
+        "target.hidden",
+    ),
+    "the nodes of draft decode are another branch's": (
+        "tree",
+        (),
+        edit(
+            f"{_FLASH}.draft_decode_set_expand_metadata",
+            "(cache_loc // page_size)",
+            "(cache_loc.roll(1, 0) // page_size)",
+        ),
+        "draft.proposal",
+    ),
+    "parts are merged without their sums": (
+        "tree",
+        (),
+        edit(
+            f"{_FLASH}.merge_state_v2_wrapper",
+            "return merge_state_v2(o, s_a, o_exp, s_b)",
+            "return merge_state_v2(o, s_a * 0, o_exp, s_b * 0)",
+        ),
+        "target.hidden",
+    ),
+    "a graph keeps the window's table of its capture": (
+        "windows",
+        _GRAPHS,
+        edit(
+            f"{_FLASH}.FlashAttentionBackend._set_decode_page_metadata",
+            "metadata.swa_page_table,\n        full_to_swa",
+            "None if metadata.swa_page_table is None else metadata.swa_page_table.clone(),\nfull_to_swa",
+        ),
+        "target.kv",
+    ),
+    "draft extend in a graph reads the pages of another request": (
+        "chain",
+        _GRAPHS,
+        edit(
+            f"{_FLASH}.FlashAttentionBackend.init_forward_metadata_in_graph",
+            "req_pool_indices=forward_batch.req_pool_indices[:bs]",
+            "req_pool_indices=forward_batch.req_pool_indices[:bs].flip(0)",
+        ),
+        "draft.hidden_in",
+    ),
+    "a graph keeps the mask of the tree before": (
+        "tree",
+        _GRAPHS,
+        edit(_FLASH_GRAPHS, "metadata_expand.cache_seqlens_int32.copy_(mask.sum(dim=1))", "pass"),
+        "target.hidden",
+    ),
+}
+
+
+def flash_case(kind: str, graphs: tuple[int, ...], chain: Case, tree: Case) -> Case:
+    case = chain if kind == "chain" else tree if kind == "tree" else batch_of(3, "gpt-oss-eagle3")
+    return with_settings(replace(case, exercises=()), attention_backend="fa3", graphs=graphs)
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "windows"])
+@pytest.mark.parametrize("graphs", [(), _GRAPHS])
+def test_flash_attention_is_equal_as_released(
+    run: Runner, busy_case: Case, busy_tree: Case, kind: str, graphs: tuple[int, ...]
+) -> None:
+    _, verdict = run(flash_case(kind, graphs, busy_case, busy_tree))
+    assert (verdict.status, verdict.unseen) == ("equal", {})
+
+
+@pytest.mark.parametrize("fault", spread(sorted(FLASH_PLANTED), lambda fault: FLASH_PLANTED[fault][:2]))
+def test_a_fault_in_flash_attentions_metadata_is_named(run: Runner, busy_case: Case, busy_tree: Case, fault: str) -> None:
+    kind, graphs, planted, rule = FLASH_PLANTED[fault]
+    _, verdict = run(flash_case(kind, graphs, busy_case, busy_tree), planted)
+    assert (verdict.status, verdict.rule) == ("diverged", rule)

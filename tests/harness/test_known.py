@@ -517,6 +517,7 @@ IRRELEVANT: dict[str, str] = {
     "SGLangSettings.deterministic": _NONE,
     "SGLangSettings.overlap": _NONE,
     "SGLangSettings.cuda_branches": _NONE,
+    "SGLangSettings.attention_backend": "an entry names it in `needs`, which counts the option of the run, too",
 }
 
 STRUCTS = (

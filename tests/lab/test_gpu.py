@@ -10,7 +10,6 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.ledger.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
 from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.options import mode_of
@@ -221,7 +220,7 @@ def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_grap
     assert [RECIPES[job.cases[0].model].mtp_layers > 0 for job in jobs] == [False, True, True, False]
     assert all(job.mode.attention == "fa3" and job.beside is None and job.apart is None for job in jobs)
     plan = proofs([LEDGER["multi-layer-topk-windows"]], flash, ("graphs", "eager"))
-    assert [job.patches for job in plan] == [(TREES_IN_ONE_GRAPH,), (), (TREES,), ()]
+    assert [job.patches for job in plan] == [(TREES,), (), (TREES,), ()]
     assert plan[0].mode.words == "graphs 1 2 4, no overlap, bfloat16, fa3"
     assert plan[0].mode.options[-4:] == ["--dtype", "bfloat16", "--attention", "fa3"]
 

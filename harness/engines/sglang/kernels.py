@@ -21,6 +21,7 @@ from eagletwin.harness.engines.protocol import Build, Serve
 
 from .compat import kernel_modules
 from .graphs import streams
+from .stand_ins import flash_attention
 from .taps.pools import buffers
 from .taps.speculation import draft_runners
 
@@ -172,9 +173,10 @@ def clear() -> None:
     """Forget what the kernels of the last case did."""
     triton_cpu.clear()
     found.clear()
+    flash_attention.faults.clear()
     streams.races.clear()
 
 
 def faults() -> tuple[triton_cpu.KernelViolation, ...]:
     """What kernels did in this case that they must not, even if SGLang swallowed the exception."""
-    return (*triton_cpu.faults(), *found, *streams.races)
+    return (*triton_cpu.faults(), *found, *flash_attention.faults, *streams.races)

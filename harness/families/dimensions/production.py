@@ -33,6 +33,7 @@ GRAPHS = of_settings(
 )
 OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
 BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
+ATTENTION = of_settings("attention_backend", "FlashAttention", key="flash-attention", modes=_ELSEWHERE)
 
 
 def _of_ranks(case: Case) -> Iterator[Refusal]:
@@ -65,4 +66,4 @@ RANKS = of_settings(
     modes=_ELSEWHERE | {"device": "not tried", "dtype": "not tried"},
 )
 RANK = of_requests("dp_rank", "requests on another rank", size=int, without=None)
-DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES, RANKS, RANK)
+DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES, ATTENTION, RANKS, RANK)

@@ -197,7 +197,9 @@ def _make_able(case: Case, mode: Mode) -> None:
         verify.leave_kernels_as_they_are(SHIMS)
     if case.adapters:
         attention.run_adapters_on_cpu(SHIMS)
-    if RECIPES[case.model].mtp_layers:
+    if mode.attention == "fa3":
+        attention.use_flash_attention(SHIMS)
+    elif RECIPES[case.model].mtp_layers:
         attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None or RECIPES[case.model].target.compressed is not None:
         attention.allow(SHIMS)
@@ -348,7 +350,7 @@ def changed_settings(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         asked["adaptive"] = True
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
-    if mode.device == "cuda":
+    if mode.device == "cuda" or mode.attention != "triton":
         target = RECIPES[case.model].target
         if target.compressed is None and target.index is None:
             asked["attention"] = speculation.backend_class(mode.attention, latent=target.latent is not None)

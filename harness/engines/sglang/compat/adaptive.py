@@ -74,18 +74,27 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
         bag.speculative_num_steps,
         verify_input.spec_steps,
         getattr(own, "speculative_num_steps", -1) if of.steps > 1 else -1,
-        getattr(target, "speculative_num_steps", -1),
-        getattr(extend, "speculative_num_steps", -1),
+        _steps_of(target),
+        _steps_of(extend),
     ]
     nodes = [
         of.worker.speculative_num_draft_tokens,
         drafter.speculative_num_draft_tokens,
         bag.speculative_num_draft_tokens,
         verify_input.draft_token_num,
-        getattr(target, "num_draft_tokens", -1),
-        getattr(extend, "num_draft_tokens", -1),
+        _nodes_of(target),
+        _nodes_of(extend),
     ]
     return {"steps": np.array([int(n) for n in steps]), "nodes": np.array([int(n) for n in nodes])}
+
+
+def _steps_of(backend: Any) -> int:
+    """-1 for FlashAttention, which holds the number in draft decode alone."""
+    return -1 if hasattr(backend, "fa_impl_ver") else getattr(backend, "speculative_num_steps", -1)
+
+
+def _nodes_of(backend: Any) -> int:
+    return getattr(backend, "num_draft_tokens", getattr(backend, "speculative_num_draft_tokens", -1))
 
 
 def _extends_by_it(drafter: Any) -> bool:

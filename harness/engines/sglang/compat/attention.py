@@ -5,7 +5,12 @@ import dataclasses
 import importlib
 from typing import Any
 
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.engines.inside import patches
 from eagletwin.harness.engines.inside.blame import hand_on
+
+from ..graphs import tape
+from ..stand_ins import flash_attention
 
 # SGLang's adapters (LoRA) on a CPU: they ask for pinned memory, which torch has none of without a GPU, and `csgmv` looks for
 # block sizes by the name of the GPU.
@@ -69,6 +74,40 @@ def use_triton(shims: list[str]) -> None:
 
     setattr(flashattention_backend, name, triton)
     shims.append(f"{flashattention_backend.__name__}.{name} = TritonAttnBackend, for the layers of a multi-layer draft")
+
+
+# FlashAttention's backend on a CPU: its metadata is SGLang's own code, and torch stands in for its kernels.
+
+_FLASH = "sglang.srt.layers.attention.flashattention_backend"
+_LATENT_STORE = "sglang.kernels.ops.kvcache.mla_buffer"
+_IN_TRITON = Edit(
+    target=f"{_LATENT_STORE}._set_mla_kv_buffer_impl",
+    match="if not current_platform.capabilities.supports_triton:",
+    replacement="if False:",
+)
+
+
+def use_flash_attention(shims: list[str]) -> None:
+    """Before a scheduler is built. Raises NotDriven for a release that cannot import it here."""
+    packages: dict[str, Any] = {name: importlib.import_module(name) for name in ("sgl_kernel", "sgl_kernel.flash_attn")}
+    backend: Any = importlib.import_module(_FLASH)
+    common: Any = importlib.import_module("sglang.srt.utils.common")
+    registry: Any = importlib.import_module("sglang.srt.layers.attention.attention_registry")
+    for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func", "merge_state_v2", "get_scheduler_metadata"):
+        stand_in = tape.opaque(getattr(flash_attention, name))
+        for module in (*packages.values(), backend):
+            setattr(module, name, stand_in)
+    for module in (common, registry, backend):
+        module.get_device_capability = lambda *_, **__: (9, 0)
+    with contextlib.suppress(ModuleNotFoundError, patches.PatchFailed):  # an older release has the kernel alone
+        store: Any = importlib.import_module(_LATENT_STORE)
+        patches.rewrite(_IN_TRITON)
+        store.is_arch_support_pdl = lambda: False
+        shims.append(f"{_LATENT_STORE}: the Triton kernel that stores latent rows, and not torch")
+    shims += [
+        "sgl_kernel's FlashAttention 3 and merge_state_v2: flash_attention.py, from its semantics",
+        "get_device_capability: 9.0, a Hopper GPU's, for FlashAttention's backend",
+    ]
 
 
 # SGLang's rotary embeddings of latent attention on a CPU: it makes those of a lengthened context there, and no others.

@@ -100,7 +100,7 @@ RUNNERS: dict[str, str] = {
     "EAGLEDraftExtendCudaGraphRunner": "open: draft extend",
     "MultiLayerEagleDraftExtendCudaGraphRunner": "open: a layer's draft extend",
     "MultiLayerEagleMultiStepDraftExtendCudaGraphRunner": "open: all layers, a graph each",
-    "OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner": "closed: FlashAttention alone plans inside a graph",
+    "OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner": "open: all layers in one graph, with FlashAttention",
     "FrozenKVMTPCudaGraphRunner": "open: a draft that reads the target's rows",
     "PrefillCudaGraphRunner": "open: prefill",
     "UnoDecodeCudaGraphRunner": "closed: UNO, another algorithm",

@@ -61,6 +61,15 @@ FROZEN_GATES = (
         replacement="False",
     ),
 )
+# Up to 0.5.22 no graph has the draft extend of a single head with FlashAttention.
+FLASH_GATE = Edit(
+    target=_DRAFT,
+    match="if _is_cuda:\n        # FlashAttention is",
+    replacement="""from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
+graph_supported_backend_types.append(FlashAttentionBackend)
+if _is_cuda:
+    # FlashAttention is""",
+)
 # SGLang has two for each graph, so that kernels are loaded. The largest graph is captured first, and its warm-up writes all
 # rows that those of smaller ones would.
 _ONE_WARM_UP = Edit(
@@ -117,6 +126,9 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         broken._is_stream_capturing = lambda _stream: tape.capturing()
         broken.get_device_module = lambda: torch.cpu
         broken._check_cuda_bindings = lambda: None
+    if mode.attention == "fa3":
+        with contextlib.suppress(patches.PatchFailed):
+            patches.rewrite(FLASH_GATE)
     for edit in _gates(frozen=frozen):
         patches.rewrite(edit)
     with contextlib.suppress(patches.PatchFailed):  # an older release runs it twice
