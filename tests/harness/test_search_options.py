@@ -50,7 +50,7 @@ CONTRADICTIONS = [
     --only context-length=7
     --not updates=foo
     --findings -1
-    --attention fa3
+    --attention flashinfer
     --attention flashmla
     --kernels shadow --dtype bfloat16
     --kernels interpreter --dtype bfloat16
@@ -154,7 +154,8 @@ def drawn(options: SearchOptions, blocks: int) -> list[Case]:
 
 @pytest.mark.parametrize("feature", rows(CONSTANT, 6))
 def test_every_generated_case_has_a_feature_of_its_engine(feature: str) -> None:
-    mode = Mode(engine="vllm" if feature.startswith("model-runner") else "sglang")
+    on_vllm = feature == "mimo" or feature.startswith("model-runner")
+    mode = Mode(engine="vllm" if on_vllm else "sglang", dtype="bfloat16" if feature == "deepseek-v4" else "float32")
     for case in drawn(SearchOptions(only=(feature,), run=RunSpec(mode=mode)), 1):
         assert has(case, feature)
         check_case(case, "generated")

@@ -440,7 +440,7 @@ def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path)
 
 
 def test_what_no_cpu_reaches_is_not_run() -> None:
-    cell = without_running(LEDGER["context-end-reads"], "llama-tiny")
+    cell = without_running(LEDGER["context-end-stores"], "llama-tiny")
     assert cell is not None
     assert (cell.status, "--device cuda" in cell.why) == ("cannot be", True)
     assert without_running(LEDGER["25015"], "llama-tiny") is None

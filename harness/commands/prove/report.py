@@ -45,6 +45,7 @@ _PLAIN_DRAFT = {
     "hidden-rows-2": _NO_STATES,
     "hidden-no-tokens": _NO_STATES,
     "session-hidden": _NO_STATES,
+    "context-end-reads": "the remedy of standalone-shift, which stands beside in this model, is of Triton's backend",
     "grammar-end": "its case ends with the prefill, and the remedy of standalone-shift changes a round, too, which never runs",
 }
 # Of a target whose windows are longer than any case of the ledger.
@@ -64,6 +65,7 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
 # entry -> of a target with sliding windows, whatever their length
 _WINDOWS = {
     "mixed-memory": "with windows SGLang has a prompt in chunks wait for slots: what would end a server elsewhere is late here",
+    "tree-sinks": "no layer of this model has sinks",
     "22958": "these drafts have windows alone, whose slots are filled from the batch's plan, and no padded row is in it",
 }
 

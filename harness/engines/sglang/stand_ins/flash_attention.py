@@ -53,8 +53,8 @@ def flash_attn_with_kvcache(
         where = f"sequence {number}, row {column}: page {int(pages[number, column])} of {len(k_cache)}"
         raise _outside(where)
     slots = torch.where(read, pages * size + order % size, 0)
-    rows = [cache.flatten(0, 1)[slots] for cache in (k_cache, v_cache)]
-    return _attend(q, qv, *rows, cache_seqlens, cu_seqlens_q, max_seqlen_q, **more)
+    k, v = (cache.flatten(0, 1)[slots] for cache in (k_cache, v_cache))
+    return _attend(q, qv, k, v, cache_seqlens, cu_seqlens_q, max_seqlen_q, **more)
 
 
 def flash_attn_varlen_func(
@@ -95,7 +95,7 @@ def _pages(table: Tensor, lengths: list[int], size: int) -> Tensor:
         return table.long()
     memory = table.as_strided((table.untyped_storage().nbytes() // table.element_size(),), (1,), 0)
     columns = torch.arange(width)
-    at = table.storage_offset() + torch.arange(len(table))[:, None] * table.stride(0) + columns
+    at: Tensor = int(table.storage_offset()) + torch.arange(len(table))[:, None] * table.stride(0) + columns
     read = columns < torch.tensor([-(-length // size) for length in lengths])[:, None]
     if bool((read & (at >= len(memory))).any()):
         raise _outside(f"column {width - 1} of a page table of {table.shape[1]}")
@@ -142,12 +142,7 @@ def _attend(
     scale = (q.shape[-1] + (0 if qv is None else qv.shape[-1])) ** -0.5 if softmax_scale is None else softmax_scale
     exists = (column < counts[:, None])[:, :, None, None]
     k, v = (torch.where(exists, part, 0).float().permute(0, 2, 3, 1)[:, :, None] for part in (k, v))  # [B, G, 1, D, K]
-
-    def score(query: Tensor, key: Tensor) -> Tensor:
-        split = query[at].float().unflatten(2, (groups, heads // groups))  # [B, Q, G, H / G, D]
-        return split.permute(0, 2, 3, 1, 4) @ key
-
-    scores = (score(q, k) + (0 if qv is None else score(qv, v))) * scale
+    scores = (_scores(q[at], k) + (0 if qv is None else _scores(qv[at], v))) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     place = (counts[:, None] - asked + number)[:, :, None]  # of each query among the keys [B, Q, 1]
@@ -163,6 +158,14 @@ def _attend(
     result[at[there]] = found[there].to(result.dtype)
     sums[:, at[there]] = total[..., 0].flatten(1, 2).transpose(1, 2)[there].T
     return (result, sums) if return_softmax_lse else result
+
+
+def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """[B, G, H / G, Q, K]: the products of queries [B, Q, H, D] and keys [B, G, 1, D, K]."""
+    groups = keys.shape[1]
+    split = queries.float().view(*queries.shape[:2], groups, queries.shape[2] // groups, queries.shape[3])
+    products: Tensor = split.permute(0, 2, 3, 1, 4) @ keys
+    return products
 
 
 def _refuse_unknown(more: dict[str, Any]) -> None:
