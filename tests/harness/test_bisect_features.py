@@ -31,7 +31,7 @@ from eagletwin.harness.core.case import (
     encode_case,
 )
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, runs_on
 from eagletwin.harness.families.valid import decode_case
 
 RICH = Case(
@@ -138,13 +138,20 @@ RICH_PRODUCTION = replace(
         sglang=replace(RICH.engine.sglang, graphs=(1, 4), prefill_graphs=(16,), overlap=True, cuda_branches=True),
     ),
 )
+RICH_FLASH = replace(
+    RICH,
+    engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, attention_backend="fa3", draft_window=0, draft_sink=0)),
+)
 RICH_RANKS = replace(
     RICH,
     model="qwen3-moe-eagle3",
     requests=(RICH.requests[0], replace(RICH.requests[1], prompt=(95,), dp_rank=1)),
     engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, attn_dp_size=2, update_weights="", draft_sink=0)),
 )
-EVERYTHING = (RICH, RICH_RANKS, RICH_PRODUCTION, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
+EVERYTHING = (
+    *(RICH, RICH_RANKS, RICH_PRODUCTION, RICH_FLASH, RICH_CHAIN),
+    *(RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS),
+)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
@@ -163,7 +170,7 @@ def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
 
 
 def test_without_its_features_a_case_is_the_plainest() -> None:
-    for model in RECIPES:
+    for model in (name for name, recipe in RECIPES.items() if runs_on(recipe, "sglang")):
         rich = replace(RICH, model=model, engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, update_weights="")))
         for case in variants(rich, features_of(rich)):
             assert not features_of(case)

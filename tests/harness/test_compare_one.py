@@ -412,7 +412,7 @@ def test_a_copy_of_a_release_is_that_release() -> None:
 
 
 def test_a_release_that_is_not_at_hand_or_damaged_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(_release: str) -> Source:
+    def damaged(*_: str) -> Source:
         raise NotFetched("cause", consequence="c", remedy="r")
 
     monkeypatch.setattr(trials, "at_hand", lambda *_: None)
