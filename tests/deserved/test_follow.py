@@ -51,6 +51,7 @@ SINGLE = sorted(
     name
     for name, recipe in RECIPES.items()
     if name != "mimo"
+    and recipe.target.compressed is None
     and not recipe.mtp_layers
     and recipe.target.latent is None
     and not recipe.target.states

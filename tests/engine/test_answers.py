@@ -13,7 +13,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Finish
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, runs_on
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.experts import Ties
@@ -341,7 +341,15 @@ def test_one_changed_number_is_found(given: Trace, tensor: str, change: Change) 
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in RECIPES if RECIPES[name].drafts == ("draft",) and RECIPES[name].reads_states)
+    "name",
+    sorted(
+        name
+        for name, recipe in RECIPES.items()
+        if recipe.drafts == ("draft",)
+        and recipe.reads_states
+        and runs_on(recipe, "sglang")
+        and recipe.target.compressed is None
+    ),
 )
 def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residual_draft_states(
     run: Runner, busy_case: Case, name: str

@@ -425,7 +425,7 @@ def test_gpu_run_of_a_job_that_leaks_state_is_125(
 
 TWO_THAT_FAIL = """\
 from dataclasses import replace
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES, LEDGER
 from eagletwin.harness.core.patch import Edit, Patch
 known = LEDGER["25015"]
 stop = Edit(
@@ -433,8 +433,8 @@ stop = Edit(
     match="self.forward_ct: int = 0",
     replacement="raise RuntimeError('it does not start')",
 )
-LEDGER["other-rule"] = replace(known, id="other-rule", rule="draft.input_ids")
-LEDGER["no-start"] = replace(known, id="no-start", revert=Patch(name="stop", edits=(stop,)))
+ENTRIES["other-rule"] = replace(known, id="other-rule", rule="draft.input_ids")
+ENTRIES["no-start"] = replace(known, id="no-start", revert=Patch(name="stop", edits=(stop,)))
 """
 
 

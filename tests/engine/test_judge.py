@@ -196,7 +196,7 @@ def test_every_rule_that_needs_weights_was_shown_to() -> None:
     """Those of the six tests above: a rule that is added names its test there."""
     shown = {"draft.hidden_in", "draft.kv", "draft.proposal", "draft.scratch_kv", "output.tokens", "target.hidden", "target.kv"}
     shown |= {"verify.accept", "tree.parents", "tree.tokens", "commit.path", "verify.probabilities", "draft.probabilities"}
-    shown |= {"target.selection", "draft.selection"}
+    shown |= {"target.selection", "draft.selection", "target.compressor"}  # test_compressed.py has the last
     shown |= {
         "target.state",
         "target.conv",

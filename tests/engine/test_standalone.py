@@ -74,6 +74,7 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
         "output.hidden",
         "output.grammar",
         "grammar.",
+        "target.compressor",
         "steps.",
         "session.",
         "output.plain",

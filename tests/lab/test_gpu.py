@@ -208,7 +208,7 @@ def test_what_is_planned_in_float32_alone_is_not_asked_for_in_bfloat16(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", "bfloat16"), ("cuda", "float32")])
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", "float32")])
 def test_flash_attention_is_refused_where_it_cannot_run(device: str, dtype: Dtype) -> None:
     with pytest.raises(InputError, match=r"no float32(?s:.*)--device cuda --dtype bfloat16"):
         mode_of(device, "1,2,4", None, 1, dtype, "fa3")

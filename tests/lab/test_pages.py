@@ -124,7 +124,6 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "retracted-logprobs",
         "retracted-stream",
         "context-end-stores",
-        "context-end-reads",
         "draft-plan",
         "draft-plan-flashmla",
         "pipeline-tail",
@@ -133,7 +132,6 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "pipeline-mixed",
         "pipeline-empty",
         "pipeline-zeros",
-        "tree-slots",
         "adaptive-bonus",
     ]
     assert "25015" not in absent
