@@ -133,6 +133,8 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "pipeline-empty",
         "pipeline-zeros",
         "adaptive-bonus",
+        "26239-worker",
+        "dsv4-draft-reads-worker",
     ]
     assert "25015" not in absent
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text
