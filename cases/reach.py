@@ -75,8 +75,8 @@ Says = Callable[[str, tuple[int, ...], int], list[int]]
 def cannot_be_in(entry: Entry, model: str) -> str:
     """Why the fault of an entry cannot occur with a model, by what the entry is about; empty: it can be asked there."""
     home, recipe = RECIPES[entry.case.model], RECIPES[model]
-    stages = 1 if entry.needs is None else entry.needs.pp
-    unstaged = not_in_stages(replace(entry.case, model=model), stages) if stages > 1 else ""
+    needs = entry.needs or Needs()
+    unstaged = not_in_stages(replace(entry.case, model=model), needs.pp) if needs.pp > 1 else ""
     if unstaged:
         return f"it is about pipelines: {unstaged}"
     if home.mtp_layers and not recipe.mtp_layers:
@@ -93,9 +93,9 @@ def cannot_be_in(entry: Entry, model: str) -> str:
         return "it is about layers that keep a state, and this model has none"
     if home.target.index is not None and recipe.target.index is None:
         return "it is about sparse attention, and this model has none"
-    if recipe.frozen and entry.needs is not None and entry.needs.attention:
+    if recipe.frozen and needs.attention:
         return "it is about a backend that SGLang's class of this model refuses"
-    if home.target.latent is not None and recipe.target.latent is None and entry.needs is not None and entry.needs.attention:
+    if home.target.latent is not None and recipe.target.latent is None and needs.attention:
         return "it is about the latent branch of a backend, and this model has none"
     if home.target.compressed is not None and recipe.target.compressed is None:
         return "it is about compressed rows, and this model has none"
