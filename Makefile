@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 KERNELS ?= fast
 CASES ?= 1000
 SEED ?= 0
-# Folders of docs/findings that `make findings` tries; none: all. MINUTES: of each of eight searches of what a patch breaks, and
+# Folders of docs/findings that `make findings` tries; none: all. MINUTES: of each of three searches of what a patch breaks, and
 # whether its cost is counted; 0: neither.
 FINDINGS ?=
 MINUTES ?= 0

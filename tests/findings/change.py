@@ -22,18 +22,13 @@ from .attempt import FINDINGS, ROOT, Process, attempt, folders
 from .counters import KINDS
 
 OUT = ROOT / "build" / "findings"
-EAGLETWIN = str(Path(sys.executable).with_name("eagletwin"))
-# The search that the statements of a patch guide draws the prefix cache on and off. `plain-decode` runs the target without
-# speculation too; a hierarchical cache and sessions need the prefix cache.
+EAGLETWIN = (sys.executable, "-P", "-m", "eagletwin")
+# A search draws the prefix cache, mixed chunks, overlap and graphs on and off, and goes where the patch's statements run; the
+# further ones look where it may not go. `plain-decode` runs the target without speculation too.
 SEARCHES = {
     "guided by the patch": (),
-    "with overlap": ("--overlap",),
-    "mixed chunks": ("--only", "mixed-chunks"),
-    "mixed chunks, overlap": ("--only", "mixed-chunks", "--overlap"),
-    "no mixed chunks": ("--not", "mixed-chunks"),
-    "prefix cache": ("--only", "host-cache,sessions"),
+    "mixed chunks, prefix cache": ("--only", "mixed-chunks,host-cache,sessions"),
     "plain decode": ("--only", "plain-decode"),
-    "plain decode, overlap": ("--only", "plain-decode", "--overlap"),
 }
 FOUND = {0: "nothing new", 1: "DIVERGED", 125: "unknown"}
 # Two requests of which the second arrives as the first decodes, with the usual options of a server.
@@ -67,14 +62,20 @@ def _needs(bug: Known) -> list[str]:
 
 
 def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int]]:
-    """The name and the exit code of each search."""
+    """A line on each search, and its exit code. A further search whose cases run nothing of the patch says nothing of it: 0."""
     for name, own in SEARCHES.items():
-        words = [*own, *([] if "--overlap" in own else _needs(bug))]
-        command = [EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--out", str(OUT), *words]
-        yield (
-            name,
-            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode,
-        )
+        words = [*own, *([] if own else _needs(bug))]
+        command = [*EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--json", "--out", str(OUT), *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        facts = json.loads(done.stdout)
+        summary = facts.get("summary", {"headline": facts.get("error", facts.get("said")), "tally": {}, "known": []})
+        ran = summary["tally"].get("changes", {}).get("ran")
+        line = f"{FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
+        if known := [bug["id"] for bug in summary["known"] if bug["cases"]]:
+            line += f"; known bugs: {', '.join(known)}"
+        if done.returncode:
+            line += f"; {facts.get('folder')}"
+        yield f"  search, {name}: {line}", 0 if own and done.returncode == 125 and ran == {} else done.returncode
 
 
 def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:
@@ -91,7 +92,7 @@ def _counted(case: Case, options: Sequence[str], patch: Path | None) -> Counts:
         (place / "case.json").write_bytes(encode_case(case))
         (place / "count.json").write_text(json.dumps(_COUNT), encoding="utf-8")
         counts = place / "counts"
-        words = [EAGLETWIN, "check", "case.json", "--patch", "count.json", "--out", folder, *options]
+        words = [*EAGLETWIN, "check", "case.json", "--patch", "count.json", "--out", folder, *options]
         words += ["--patch", str(patch)] if patch else []
         paths = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         environment = os.environ | {"PYTHONPATH": paths, "EAGLETWIN_COUNTS": str(counts)}
@@ -127,8 +128,7 @@ def _results(bug: Known, folder: Path, minutes: float, process: Process) -> Iter
     yield attempt(folder, process).line(), 0
     if minutes:
         yield from ((line, 0) for line in cost_lines(costs(bug, patch)))
-        for name, code in searched(bug, patch, minutes):
-            yield f"  search, {name}: {FOUND.get(code, f'error {code}')}", code
+        yield from searched(bug, patch, minutes)
 
 
 def main(words: Sequence[str] = ()) -> int:

@@ -151,26 +151,42 @@ def test_a_test_that_cannot_be_imported_is_refused(process: Process, finding: Pa
 # change.py: what a patch breaks and costs.
 
 
+@pytest.mark.parametrize(("prefix_cache", "plain", "code"), [(1, 0, 1), (0, 125, 0), (125, 0, 0)])
 def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    prefix_cache: int,
+    plain: int,
+    code: int,
 ) -> None:
     said = tmp_path / "said"
     command = tmp_path / "eagletwin"
-    command.write_text(
-        f'#!/bin/sh\necho "$@" >> {said}\ncase "$*" in *plain-decode*overlap) exit 1;; *plain*) exit 125;; esac\n'
-    )
+    facts = {"folder": "f", "summary": {"headline": "H", "tally": {"changes": {"ran": {}}}, "known": [{"id": "k", "cases": 1}]}}
+    codes = f"case $* in *host*) exit {prefix_cache};; *plain*) exit {plain};; esac"
+    command.write_text(f"#!/bin/sh\necho $* >> {said}\necho '{json.dumps(facts)}'\n{codes}\n")
     command.chmod(0o755)
-    monkeypatch.setattr(change, "EAGLETWIN", str(command))
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
     monkeypatch.setattr(change, "attempt", lambda *_: Attempt("it", 2, ["one"], (1.0, 2.0)))
     monkeypatch.setattr(change, "costs", lambda *_: {"usual": ({"DECODE": [10, 2, 3, 4]}, {"DECODE": [13, 2, 2, 4]})})
-    assert change.main(["--minutes", "0.5", "penalties"]) == 1
+    assert change.main(["--minutes", "0.5", "penalties"]) == code
     out = capsys.readouterr().out
     assert "cost, usual case, decode: lines +3 of 10, launches +0 of 2, waits -1 of 3, bytes +0 of 4\n" in out
-    assert "search, plain decode: unknown\n  search, plain decode, overlap: DIVERGED\n" in out
+    assert "search, guided by the patch: nothing new: H; known bugs: k\n" in out
+    assert f"search, plain decode: {change.FOUND[plain]}: H" in out
     ran = said.read_text().splitlines()
     assert len(ran) == len(change.SEARCHES)
     assert all(f"fuzz --patch {FINDINGS}/penalties/fix.patch --minutes 0.5" in line for line in ran)
-    assert sum("--overlap" in line for line in ran) == sum("--overlap" in words for words in change.SEARCHES.values())
+
+
+def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "eagletwin"
+    command.write_text('#!/bin/sh\necho \'{"error": "no engine"}\'\nexit 125\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
+    results = list(change.searched(ledger.wanted()["penalties"], tmp_path / "fix.patch", 0.1))
+    assert [code for _, code in results] == [125, 125, 125]
+    assert "no engine" in results[0][0]
 
 
 def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
