@@ -184,8 +184,11 @@ def _set_by(test: Path) -> Variables:
 
 def _started(variables: Variables) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EAGLETWIN_", "TRITON_INTERPRET"))}
-    environment.pop("PYTHONPATH", None)
-    environment |= {"OMP_NUM_THREADS": "1", **dict(variables)}
+    # On a GPU host PYTHONPATH names SGLang. A folder of it that has eagletwin is left out: a test must do without.
+    paths = [
+        path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not Path(path, "eagletwin").exists()
+    ]
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **dict(variables)}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("run_test.py"))]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **streams)
