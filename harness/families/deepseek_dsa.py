@@ -4,21 +4,15 @@ SGLang's own classes serve both, on its backend for DSA. Conventions, with their
 docs/explanation/latent-attention.md.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagletwin.reference.sizes import IndexShape
 
 from . import deepseek
-from .recipe import Family, Part, Recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights
 
 # Keys as wide as SGLang's pool takes them. Few rows are chosen, so that a short prompt leaves some out.
 INDEX = IndexShape(heads=4, width=128, chosen=8)

@@ -6,20 +6,10 @@ residual sum has from the start and would otherwise pile up from one draft step 
 target's last layer, the final norm and the rows of the LM head, each with noise. Further layers are the target's with noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .llama import llama_layer, target_part
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape
 
 _FULL = Recipe(
     name="llama-eagle3-full",

@@ -4,22 +4,13 @@ SGLang's own classes serve both. The head is that of eagle3.py in all but its at
 embedding and the state side by side. Conventions, with their outside sources, are in docs/explanation/latent-attention.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eagletwin.reference.sizes import ExpertShape, LatentShape
+from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
 from . import deepseek, eagle3
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Tensor, Weights, llama_shape
 
 # Queries are made of a latent vector that has room for an embedding and a state, which a head's queries are to hold.
 _LATENT = LatentShape(query_rank=128, rank=512, rope=64, plain=32, value=32)

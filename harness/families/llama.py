@@ -1,19 +1,10 @@
 """Llama with an EAGLE-1/2 head (arXiv 2401.15077, 2406.16858)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from .recipe import Family, Part, Recipe, attention_weights, gated_weights, llama_shape, noisy
+from eagletwin.reference.sizes import LlamaShape
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, attention_weights, gated_weights, llama_shape, noisy
 
 RECIPES = (
     Recipe(

@@ -7,15 +7,8 @@ engines do; the layer hands on its normed state.
 Both engines make the embedding of row 0 zero (docs/guide/vllm.md), so no case of the family is equal as released.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from .recipe import Weights
+from .recipe import Family, Part, Recipe, Weights, llama_shape
 
 RECIPES = (
     Recipe(

@@ -3,21 +3,12 @@
 Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's loader gives each runner its own layer by it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import llama
-from .recipe import Family, Part, Recipe, llama_shape, noisy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
 
 PREFIX = "model.mtp.layers.{}."
 

@@ -7,18 +7,12 @@ of its own, by those names.
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ExpertShape, ScanShape
 
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, attention_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights, attention_weights, llama_shape, state_or_attention_layer
 
 _SCAN = ScanShape(heads=4, width=16, groups=2, state=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="sigmoid", shared=True)

@@ -7,17 +7,11 @@ Qwen3-Next joins them by heads; SGLang has another class, another loader and ano
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .mtp import joined_head, joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
-from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
+from .recipe import TRACKED_EVERY, Family, Normal, Part, Recipe, Weights, gated_weights, llama_shape, state_or_attention_layer
 
 _PLAIN = replace(llama_shape(32, 3, 2, 1, 96, qk_norm=True), head_dim=32, turning=8, gated=True)
 

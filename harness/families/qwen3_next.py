@@ -6,20 +6,24 @@ own, by those names.
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
 from .mtp import joined_head, joined_layer
-from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .recipe import Normal, Weights
+from .recipe import (
+    TRACKED_EVERY,
+    Family,
+    Normal,
+    Part,
+    Recipe,
+    Tensor,
+    Weights,
+    gated_weights,
+    llama_shape,
+    state_or_attention_layer,
+)
 
 DELTA = DeltaShape(key_heads=2, value_heads=4, key=16, value=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="softmax", shared=True)
