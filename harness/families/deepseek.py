@@ -130,7 +130,6 @@ def target_config(shape: LlamaShape) -> dict[str, object]:
 
 
 def latent_config(shape: LlamaShape) -> dict[str, object]:
-    """Sizes of latent attention, as a configuration has them."""
     latent, _ = parts_of(shape)
     return {
         "q_lora_rank": latent.query_rank,

@@ -96,7 +96,6 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 
 
 def _text(recipe: Recipe, shape: LlamaShape) -> dict[str, object]:
-    """The configuration of a text model of these sizes."""
     gemma = shape.gemma
     assert gemma is not None
     return {

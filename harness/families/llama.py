@@ -62,7 +62,6 @@ def llama_layer(recipe: Recipe, shape: LlamaShape, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:  # noqa: ARG001
-    """The tensors of one decoder layer of the target."""
     return llama_layer(recipe, recipe.target, normal)
 
 
@@ -84,14 +83,12 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
-    """The one head."""
     from eagletwin.reference.eagle import EagleHead
 
     return (EagleHead(draft, recipe.draft, embedding, lm_head),)
 
 
 def target_part(recipe: Recipe, target: Weights) -> Part:
-    """The target's checkpoint, as it is."""
     return Part({"architectures": ["LlamaForCausalLM"]}, recipe.target, target)
 
 

@@ -77,7 +77,6 @@ def _check_records(trace: Trace, replays: dict[str, RequestReplay], without: fro
 
 
 def of_experts(ties: Ties) -> Excuse:
-    """Ties of experts were decided so."""
     if isinstance(ties, Nudge):
         return Excuse(kind="nudge", part=ties.part, expert=ties.expert, size=ties.size)
     return Excuse(kind="experts")

@@ -351,7 +351,6 @@ def _accepted_drafts(round: Round, predicted: list[int], bonus: int) -> list[int
 
 
 def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int], model: Model) -> Round:
-    """The round of draft record `number`."""
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(replay.tokens) - 1
     if case.topk == 1:
         return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), replay, drafted)

@@ -67,7 +67,6 @@ class BlockPointer:
         return self.base.with_offsets(places), inside
 
     def advance(self, by: Any) -> BlockPointer:
-        """tl.advance."""
         offsets = [sum64(offset, step) for offset, step in zip(self.offsets, by, strict=True)]
         return BlockPointer(self.base, self.shape, self.strides, offsets, self.block, self.order)
 

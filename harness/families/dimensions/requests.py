@@ -26,7 +26,6 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 
 def _sizes(case: Case, request: Request) -> Iterator[Refusal]:
-    """Its tokens and its length."""
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     outside = [
         one for one in (*request.prompt, *(bias.token for bias in request.logit_bias)) if one >= recipe.target.vocab_size

@@ -15,8 +15,6 @@ _NEVER = "no row: its token was never committed"
 
 
 class PoolRows(Rules):
-    """Of every request, and of the prefix cache."""
-
     # KV rows that were written, or written over, since the last boundary.
 
     @rule("target.kv", "3.6", weights="yes", also=("cached",))

@@ -184,7 +184,6 @@ class Listener(Taps):
         return result
 
     def _look_at_pool(self, batch: Any) -> None:
-        """The pool's counts, once a second."""
         now = time.monotonic()
         if now - self._looked_at_pool < _POOL_SECONDS or type(self._scheduler.tree_cache).__name__ not in _CACHES:
             return

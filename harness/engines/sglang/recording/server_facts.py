@@ -53,12 +53,10 @@ def launch() -> str:
 
 
 def arguments_of(scheduler: Any) -> dict[str, str]:
-    """The server's arguments, as it uses them."""
     return {name: str(getattr(scheduler.server_args, name)) for name in _ARGUMENTS if hasattr(scheduler.server_args, name)}
 
 
 def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
-    """What runs there."""
     import transformers
     import triton
 
@@ -84,7 +82,6 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
 
 
 def model_of(scheduler: Any, of: Speculation) -> ServedModel:
-    """The sizes of its model."""
     return ServedModel(
         vocab_size=int(scheduler.model_config.vocab_size),
         mtp_layers=of.layers,
@@ -153,5 +150,4 @@ def ended_otherwise(request: Any) -> tuple[bool, bool]:
 
 
 def output_tokens(request: Any) -> list[int]:
-    """The tokens that were sent for it."""
     return [int(token) for token in request.output_ids_through_stop]

@@ -100,7 +100,6 @@ class UnderWay:
         self.by_rid: dict[str, Recording] = {}
 
     def of(self, requests: list[Any]) -> list[Recording]:
-        """The recordings of a batch's requests."""
         return [self.by_rid[request.rid] for request in requests if request.rid in self.by_rid]
 
     def add(

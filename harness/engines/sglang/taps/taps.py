@@ -281,7 +281,6 @@ class Taps:
         return trees
 
     def _masks(self, result: Any, lengths: list[int]) -> list[Array]:
-        """The tree's part of each request's mask."""
         return tree_masks(snapshot(result.custom_mask), self._mask_mode(), self._of.width, lengths)
 
     def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it
