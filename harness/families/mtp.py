@@ -3,9 +3,8 @@
 Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's loader gives each runner its own layer by it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from . import llama
 from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
@@ -85,16 +84,12 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return llama.target_part(recipe, target), Part({"architectures": [architecture]}, recipe.draft, draft)
 
 
-def arguments(recipe: Recipe) -> Mapping[str, Any]:
-    """A chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)."""
-    return {"disable_hybrid_swa_memory": recipe.chained}
-
-
 FAMILY = Family(
     name="llama_mtp",
     recipes=RECIPES,
     draft_weights=draft_weights,
     heads=heads,
     checkpoint=checkpoint,
-    arguments=arguments,
+    # a chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)
+    arguments=lambda recipe: {"disable_hybrid_swa_memory": recipe.chained},
 )

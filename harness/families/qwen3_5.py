@@ -8,6 +8,7 @@ Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from .mtp import joined_head, joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
@@ -36,10 +37,6 @@ def _feed_forward(recipe: Recipe, normal: Normal) -> Weights:
     return gated_weights("mlp.", recipe.target.hidden_size, recipe.intermediate_size, recipe.mlp_gain, normal)
 
 
-def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return state_or_attention_layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_feed_forward)
-
-
 def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
     """One configuration for both: SGLang gives the draft's model class another name by itself."""
     shape = recipe.target
@@ -63,7 +60,7 @@ FAMILY = Family(
     draft_weights=joined_layer,
     heads=joined_head,
     checkpoint=checkpoint,
-    layer_weights=layer_weights,
+    layer_weights=partial(state_or_attention_layer, keeps=delta_layer, attends=attention, feeds=_feed_forward),
     modules=("sglang.srt.models.qwen3_5_text", "sglang.srt.models.qwen3_5_mtp"),
     norms_less=1,
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},

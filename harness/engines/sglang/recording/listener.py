@@ -227,7 +227,7 @@ class Listener(Taps):
         request = recording.request
         if ending.kind == "finished":
             aborted, otherwise = server_facts.ended_otherwise(request)
-            tokens = np.array(server_facts.output_tokens(request), np.int64)
+            tokens = np.array(request.output_ids_through_stop, np.int64)
             numbers = {"aborted": int(aborted), "otherwise": int(otherwise)}
             recording.add(0, "finished", numbers, {"tokens": tokens}, when=When(self._batches + 1))
         of = self._of

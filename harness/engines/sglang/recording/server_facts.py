@@ -82,11 +82,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
 
 
 def model_of(scheduler: Any, of: Speculation) -> ServedModel:
-    return ServedModel(
-        vocab_size=int(scheduler.model_config.vocab_size),
-        mtp_layers=of.layers,
-        states=of.states,
-    )
+    return ServedModel(vocab_size=int(scheduler.model_config.vocab_size), mtp_layers=of.layers, states=of.states)
 
 
 def request_of(recording: Recording, options: RecordOptions) -> RecordedRequest:
@@ -147,7 +143,3 @@ def ended_otherwise(request: Any) -> tuple[bool, bool]:
         request.sampling_params, "min_new_tokens", 0
     )
     return reason == "FINISH_ABORT", not by_tokens
-
-
-def output_tokens(request: Any) -> list[int]:
-    return [int(token) for token in request.output_ids_through_stop]
