@@ -52,10 +52,7 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     prefix = "model.mtp_layers.0."
     renamed = {prefix + _NAMES.get(name, name.removeprefix("layers.0.")): tensor for name, tensor in ordered.items()}
     shared = {name: target[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    return (
-        Part(config, recipe.target, _with_biases(target)),
-        Part(config, recipe.draft, _with_biases(renamed) | shared),
-    )
+    return (Part(config, recipe.target, _with_biases(target)), Part(config, recipe.draft, _with_biases(renamed) | shared))
 
 
 FAMILY = Family(

@@ -47,10 +47,4 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return target_part(recipe, target), Part({"architectures": ["LlamaForCausalLM"]}, recipe.draft, draft)
 
 
-FAMILY = Family(
-    name="llama_standalone",
-    recipes=RECIPES,
-    draft_weights=draft_weights,
-    heads=heads,
-    checkpoint=checkpoint,
-)
+FAMILY = Family(name="llama_standalone", recipes=RECIPES, draft_weights=draft_weights, heads=heads, checkpoint=checkpoint)

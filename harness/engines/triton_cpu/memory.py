@@ -188,9 +188,7 @@ def _violation(memory: Memory, offsets: Any, verb: str) -> NoReturn:
     gap = " (inside the extent, but in a gap between the view's rows)" if 0 <= offset < memory.size else ""
     more = f"; {lanes.size} of {flat.size} active lanes" if flat.size > 1 else ""
     raise OutOfBounds(
-        f"{verb} offset {offset}{gap}, legal offsets {legal} of {memory.describe()}{more}",
-        argument=memory.name,
-        **where(),
+        f"{verb} offset {offset}{gap}, legal offsets {legal} of {memory.describe()}{more}", argument=memory.name, **where()
     )
 
 
@@ -350,12 +348,7 @@ def put(memory: Memory, base: int, offsets: Any, value: Any) -> None:
 
 
 def store(
-    pointer: Any,
-    value: Any,
-    mask: Any = None,
-    boundary_check: Any = (),
-    cache_modifier: Any = "",
-    eviction_policy: Any = "",
+    pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), cache_modifier: Any = "", eviction_policy: Any = ""
 ) -> None:
     """tl.store: value (cast to the element type as C does) into the active lanes.  Raises OutOfBounds before writing
     any lane."""

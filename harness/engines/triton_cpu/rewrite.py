@@ -26,14 +26,7 @@ _BINARY: dict[type[ast.operator], str] = {
     ast.RShift: "shr",
 }
 
-_COMPARE: dict[type[ast.cmpop], str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
+_COMPARE: dict[type[ast.cmpop], str] = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 
 # Calls whose result is never a Python number, so that assigning it needs no look.
 _TYPED_CALLS = frozenset(

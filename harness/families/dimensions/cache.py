@@ -61,9 +61,5 @@ HOST = of_settings(
         ),
     },
 )
-RADIX = of_settings(
-    "radix_cache",
-    "prefix cache",
-    without=_without_cache,
-)
+RADIX = of_settings("radix_cache", "prefix cache", without=_without_cache)
 DIMENSIONS = (HOST, RADIX)

@@ -82,9 +82,5 @@ SEVERAL = Dimension(
 )
 ARRIVALS = of_requests("arrive", "late arrivals", size=int, plain="all arrive at the start")
 AFTER = of_requests("after", "waiting requests", plain="each comes at its arrival", refusals=_after_refusals)
-STOP = of_requests(
-    "stop",
-    "stop tokens",
-    size=len,
-)
+STOP = of_requests("stop", "stop tokens", size=len)
 DIMENSIONS = (SEVERAL, ARRIVALS, AFTER, STOP)
