@@ -21,28 +21,12 @@ from ..taps.speculation import Speculation
 from .underway import Recording
 
 # Of SGLang's server arguments, those by which it drafts, keeps its rows and makes its batches.
-_ARGUMENTS = (
-    "model_path",
-    "speculative_draft_model_path",
-    "speculative_algorithm",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "enable_multi_layer_eagle",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "attention_backend",
-    "speculative_attention_mode",
-    "speculative_use_rejection_sampling",
-    "page_size",
-    "chunked_prefill_size",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "disable_cuda_graph",
-    "tp_size",
-    "dp_size",
-)
+_ARGUMENTS = """
+model_path speculative_draft_model_path speculative_algorithm speculative_num_steps speculative_eagle_topk
+speculative_num_draft_tokens enable_multi_layer_eagle dtype quantization kv_cache_dtype attention_backend
+speculative_attention_mode speculative_use_rejection_sampling page_size chunked_prefill_size disable_radix_cache
+disable_overlap_schedule disable_cuda_graph tp_size dp_size
+""".split()  # noqa: SIM905
 
 
 def launch() -> str:

@@ -235,9 +235,6 @@ class EarlierStage(PlainTaps):
         self._wraps.method(self._scheduler, "run_batch", self._around_batch)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._wraps.undo()
-
     def watch_coins(self) -> None:
         """The last stage draws them."""
 
