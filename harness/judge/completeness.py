@@ -178,8 +178,7 @@ def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
 
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
-    case, numbers = trace.header.case, record.numbers
-    layers = model.mtp_layers > 0
+    case, numbers, layers = trace.header.case, record.numbers, model.mtp_layers > 0
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
