@@ -58,7 +58,6 @@ def small_case(*requests: Request, name: str = "", sglang: SGLangSettings | None
 
 
 def small_patch(name: str, target: str, match: str, replacement: str) -> Patch:
-    """A patch of one edit."""
     return Patch(name=name, edits=(Edit(target=target, match=match, replacement=replacement),))
 
 

@@ -211,7 +211,6 @@ class Focus:
     def case(
         self, name: str, requests: tuple[Request, ...], *, chunks: tuple[int, ...] = (), events: tuple[Event, ...] = ()
     ) -> Case:
-        """A case of this configuration."""
         return Case(
             name=name,
             model=self.model,

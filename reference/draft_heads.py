@@ -31,6 +31,18 @@ class DraftRows:
     values: Tensor
 
 
+class StateHead:
+    """A head that consumes states: row i has x[i+1], and each draft step stands one position on."""
+
+    __slots__ = ()
+    ahead: ClassVar[int] = 1
+    moves: ClassVar[bool] = True
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What committed rows consume: what the target hands over [R, ..], as it is."""
+        return hidden
+
+
 def behind(stored: DraftRows | None, rows: DraftRows) -> DraftRows:
     """Rows behind those that are stored, for later rows to see: keys and values of all, hidden and logits of the new ones.
 
@@ -60,7 +72,7 @@ def behind(stored: DraftRows | None, rows: DraftRows) -> DraftRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Head:
+class Eagle3Head(StateHead):
     """An EAGLE-3 draft head, with the target's embedding.
 
     weights    float64, names of an EAGLE-3 checkpoint: `fc.weight [H, A*T]` for A states of the target of width T,
@@ -76,8 +88,6 @@ class Eagle3Head:
     embedding: Tensor
     proposes: Tensor
     norm_output: bool = False
-    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
-    moves: ClassVar[bool] = True  # each step stands one position on
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume, from the states that the target hands over [R, A*T] -> [R, H]."""
@@ -133,7 +143,7 @@ def proposed_tokens(d2t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class MtpHead:
+class MtpHead(StateHead):
     """A head with the target's embedding and LM head.
 
     weights  float64: `enorm.weight [H]`, `hnorm.weight [H]`, `eh_proj.weight [H, 2H]` (embedding first), `layers.0.…`,
@@ -147,12 +157,6 @@ class MtpHead:
     embedding: Tensor
     lm_head: Tensor
     normed: bool = False
-    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
-    moves: ClassVar[bool] = True  # each step stands one position on
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume: the state that the target hands over [R, H], as it is."""
-        return hidden
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
         """See draft_rows."""
@@ -230,7 +234,7 @@ class PlainDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenHead:
+class FrozenHead(StateHead):
     """A head with the target's embedding, and an LM head of its own.
 
     weights  float64: `pre_projection.weight [H, 2B]` (embedding first), `model.layers.{n}.…` without keys and values,
@@ -245,12 +249,7 @@ class FrozenHead:
     embedding: Tensor
     reads: tuple[int, ...]
     memory: tuple[Tensor, Tensor] | None = None
-    ahead: ClassVar[int] = 1  # the first forward consumes x[i+1] at position i
-    moves: ClassVar[bool] = False  # all forwards of a round stand at one position
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume: the state that the target hands over [R, H], as it is."""
-        return hidden
+    moves: ClassVar[bool] = False  # all forwards of a round stand at one position; the first consumes x[i+1] at position i
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:  # noqa: ARG002
         """See eagle.draft_rows. Of sees [R, ..] the first E are the target's rows; the others would be those of this round."""

@@ -9,13 +9,12 @@ head are the target's.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft
+from .draft_heads import DraftRows, Eagle3Head, FrozenHead, MtpHead, PlainDraft, StateHead
 from .llama import Weights, decoder_layer
 from .sizes import LlamaShape
 from .streams_head import StreamsHead
@@ -24,7 +23,7 @@ __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
 
 
 @dataclass(frozen=True, slots=True)
-class EagleHead:
+class EagleHead(StateHead):
     """A draft head with the target's embedding and LM head.
 
     weights  float64, names of an EAGLE-1/2 checkpoint: `fc.weight [H, 2H]`, `fc.bias [H]` (optional), `layers.{n}.…`
@@ -35,12 +34,6 @@ class EagleHead:
     shape: LlamaShape
     embedding: Tensor
     lm_head: Tensor
-    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
-    moves: ClassVar[bool] = True  # each step stands one position on
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume: the state that the target hands over [R, H], as it is."""
-        return hidden
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
         """See draft_rows."""

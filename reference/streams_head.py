@@ -1,22 +1,21 @@
 """DeepSeek-V4's draft: one layer between several residual streams (compressed.py), which compresses nothing."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from .compressed import join_streams, sizes_of, streams_layer
-from .draft_heads import DraftRows
+from .draft_heads import DraftRows, StateHead
 from .layers import Weights, rms_norm
 from .rows import Standing
 from .sizes import LlamaShape
 
 
 @dataclass(frozen=True, slots=True)
-class StreamsHead:
-    """The draft: one layer that compresses nothing, with the target's embedding and LM head.
+class StreamsHead(StateHead):
+    """The draft: one layer that compresses nothing, with the target's embedding and LM head. It consumes streams [R, S*H].
 
     Each stream is the token's part and the stream's own: `e_proj` of the normed embedding, and `h_proj` of the normed stream
     that the target, or the step before, handed on. What is handed on are the streams before the last sum.
@@ -29,12 +28,6 @@ class StreamsHead:
     shape: LlamaShape
     embedding: Tensor
     lm_head: Tensor
-    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
-    moves: ClassVar[bool] = True  # each step stands one position on
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume: the streams that the target hands over [R, S*H], as they are."""
-        return hidden
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
         """See eagle.draft_rows."""

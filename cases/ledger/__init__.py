@@ -61,7 +61,6 @@ PROBES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Probe)}
 
 
 def entries_in(engine: Engine) -> dict[str, Entry]:
-    """The ledger of one engine."""
     return {name: entry for name, entry in ENTRIES.items() if entry.engine == engine}
 
 

@@ -97,8 +97,7 @@ ENTRIES = (
         case=small_case(
             Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling()),
             sglang=SGLangSettings(
-                rejection_sampling=True,
-                adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,)))),
+                rejection_sampling=True, adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,))))
             ),
             exercises=("sampled_verify", "no_steps"),
         ),

@@ -17,9 +17,6 @@ ENTRY = Entry(
     loses=Loses("always", layers=True, num_steps=2),
     view="committed",
     case=small_case(
-        Request(id="a", prompt=(9,), max_new_tokens=4),
-        model="llama-mtp",
-        num_steps=2,
-        exercises=("look_ahead_rejected",),
+        Request(id="a", prompt=(9,), max_new_tokens=4), model="llama-mtp", num_steps=2, exercises=("look_ahead_rejected",)
     ),
 )

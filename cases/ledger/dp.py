@@ -143,12 +143,7 @@ _PADDED_MASK = Entry(
     buggy="0.5.23 -",
     trigger="DP attention without CUDA graphs, Triton attention, and ranks with other numbers of requests",
     remedy=MASK,
-    case=small_case(
-        *_UNEVEN,
-        model="qwen3.5-nextn",
-        topk=2,
-        sglang=_SETTINGS,
-    ),
+    case=small_case(*_UNEVEN, model="qwen3.5-nextn", topk=2, sglang=_SETTINGS),
 )
 
 ENTRIES = (
@@ -170,13 +165,7 @@ ENTRIES = (
         "requests",
         remedy=PLAN,
         behind=_PADDED_MASK,
-        case=small_case(
-            *_UNEVEN,
-            model="qwen3.5-nextn",
-            num_steps=2,
-            topk=2,
-            sglang=_SETTINGS,
-        ),
+        case=small_case(*_UNEVEN, model="qwen3.5-nextn", num_steps=2, topk=2, sglang=_SETTINGS),
     ),
     _PADDED_MASK,
     Entry(

@@ -102,9 +102,7 @@ FLASHMLA = Entry(
     remedy=Patch(name="drafts-among-the-rows", edits=(_TOLD, _READS, _IN_A_GRAPH)),
     on_cuda=OnCuda(eager=Patch(name="drafts-among-the-rows-eagerly", edits=(_TOLD, _READS, _EAGER))),
     case=replace(
-        _CASE,
-        page_size=FLASHMLA_PAGE,
-        engine=EngineSettings(sglang=replace(_CASE.engine.sglang, max_total_tokens=2048)),
+        _CASE, page_size=FLASHMLA_PAGE, engine=EngineSettings(sglang=replace(_CASE.engine.sglang, max_total_tokens=2048))
     ),
 )
 

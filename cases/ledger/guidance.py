@@ -76,10 +76,7 @@ _GUIDANCE = (
         trigger="grammar-backend llguidance and ignore_eos: a text that is whole and could go on, such as one of `ab?` "
         "after `a`",
         remedy=small_patch(
-            "guidance-accepting",
-            f"{_GRAMMAR}.accept_token",
-            "self.ll_matcher.is_stopped()",
-            "self.ll_matcher.is_accepting()",
+            "guidance-accepting", f"{_GRAMMAR}.accept_token", "self.ll_matcher.is_stopped()", "self.ll_matcher.is_accepting()"
         ),
         recorded="output.tokens",
         case=small_case(

@@ -119,14 +119,7 @@ _NO_TOKENS = small_patch(
 
 
 def _entry(
-    name: str,
-    title: str,
-    trigger: str,
-    remedy: Patch,
-    model: str,
-    *requests: Request,
-    since: str = "0.5.9",
-    **what: Any,
+    name: str, title: str, trigger: str, remedy: Patch, model: str, *requests: Request, since: str = "0.5.9", **what: Any
 ) -> Entry:
     plain = model == "llama-standalone"
     return Entry(

@@ -114,11 +114,6 @@ PP_PROXY = Entry(
 
 ENTRIES = (
     _entry("verify", "Plan the attention of target verify", "target.hidden", {}),
-    _entry(
-        "extend",
-        "Plan the attention of each layer's draft extend",
-        "draft.proposal",
-        {"0.5.15.post1": _PLAN_VERIFY},
-    ),
+    _entry("extend", "Plan the attention of each layer's draft extend", "draft.proposal", {"0.5.15.post1": _PLAN_VERIFY}),
     PP_PROXY,
 )

@@ -40,13 +40,7 @@ if _is_cpu:""",
 
 def _entry(part: str, title: str, rule: str, case: Case, trigger: str, *, first: str) -> Entry:
     return Entry(
-        id=f"multi-layer-topk-{part}",
-        title=title,
-        rule=rule,
-        buggy=f"{first} -",
-        trigger=trigger,
-        remedy=REMEDY,
-        case=case,
+        id=f"multi-layer-topk-{part}", title=title, rule=rule, buggy=f"{first} -", trigger=trigger, remedy=REMEDY, case=case
     )
 
 
@@ -96,11 +90,7 @@ PARENTS = Entry(
 (tree_info[2].size(0), self.topk),""",
     ),
     case=small_case(
-        Request(id="a", prompt=(59,), max_new_tokens=5),
-        model="llama-mtp",
-        num_steps=3,
-        topk=2,
-        exercises=("tree",),
+        Request(id="a", prompt=(59,), max_new_tokens=5), model="llama-mtp", num_steps=3, topk=2, exercises=("tree",)
     ),
 )
 

@@ -91,11 +91,7 @@ _REVERTS_BEFORE = {
     "req-pool": (OWN_REQ_POOLS, _tied_before("req_to_token_pool")),
     "kv-pool": (_tied_before("token_to_kv_pool"),),
     "attn-backend": (
-        Edit(
-            target=f"{_DRAFTER}.init_attention_backend",
-            match=f"{_BACKENDS}[-1]\n",
-            replacement=f"{_BACKENDS}[0]\n",
-        ),
+        Edit(target=f"{_DRAFTER}.init_attention_backend", match=f"{_BACKENDS}[-1]\n", replacement=f"{_BACKENDS}[0]\n"),
     ),
 }
 

@@ -24,10 +24,7 @@ def kernel_inputs() -> dict[str, list[int]]:
 
 
 _REVERT = small_patch(
-    "revert-26239",
-    f"{BACKEND}._build_forward_metadata",
-    "if self.topk > 0 and self.speculative_num_steps > 1:",
-    "if False:",
+    "revert-26239", f"{BACKEND}._build_forward_metadata", "if self.topk > 0 and self.speculative_num_steps > 1:", "if False:"
 )
 
 ENTRY = Probe(

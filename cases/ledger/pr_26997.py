@@ -69,10 +69,7 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
 
 # The second of the root's two children is accepted: node 2, whose place is node 1's.
 _ONE = small_case(
-    Request(id="a", prompt=(7,), max_new_tokens=4),
-    topk=2,
-    num_draft_tokens=3,
-    exercises=("tree", "path_not_in_front"),
+    Request(id="a", prompt=(7,), max_new_tokens=4), topk=2, num_draft_tokens=3, exercises=("tree", "path_not_in_front")
 )
 
 KV = _entry(

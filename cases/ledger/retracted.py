@@ -69,12 +69,7 @@ STREAM = Entry(
             ),
         ),
         # up to 0.5.12.post1
-        otherwise=(
-            Edit(
-                target=f"{_MIXIN}.stream_output_generation",
-                **_SENDS_TOKENS,
-            ),
-        ),
+        otherwise=(Edit(target=f"{_MIXIN}.stream_output_generation", **_SENDS_TOKENS),),
     ),
     needs=Needs(overlap=True),
     case=_case(stream=True),

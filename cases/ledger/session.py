@@ -206,11 +206,7 @@ ADAPTER = Entry(
             ),
         ),
     ),
-    case=replace(
-        _CASE,
-        requests=(replace(_FIRST, adapter=Adapter()), _NEXT),
-        exercises=(),
-    ),
+    case=replace(_CASE, requests=(replace(_FIRST, adapter=Adapter()), _NEXT), exercises=()),
 )
 
 HIDDEN = Entry(
@@ -233,9 +229,7 @@ HIDDEN = Entry(
         ),
     ),
     case=replace(
-        _CASE,
-        requests=(Request(id="a", prompt=(49,), max_new_tokens=2, hidden_states="last", session="s"),),
-        exercises=(),
+        _CASE, requests=(Request(id="a", prompt=(49,), max_new_tokens=2, hidden_states="last", session="s"),), exercises=()
     ),
 )
 

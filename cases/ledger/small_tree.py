@@ -19,10 +19,6 @@ ENTRY = Entry(
         "accept_index = accept_index[:, :nd]\ns1 = accept_index.shape[1]",
     ),
     case=small_case(
-        Request(id="a", prompt=(7,), max_new_tokens=4),
-        num_steps=2,
-        topk=2,
-        num_draft_tokens=2,
-        exercises=("tree",),
+        Request(id="a", prompt=(7,), max_new_tokens=4), num_steps=2, topk=2, num_draft_tokens=2, exercises=("tree",)
     ),
 )

@@ -48,11 +48,7 @@ def _edits_for_unshifted_inputs(batch: str, own: tuple[str, str], step: tuple[st
             match="torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))",
             replacement="input_ids",
         ),
-        Edit(
-            target=f"{_DRAFTER}._draft_extend_for_decode",
-            match=own[0],
-            replacement=own[1],
-        ),
+        Edit(target=f"{_DRAFTER}._draft_extend_for_decode", match=own[0], replacement=own[1]),
         # no graph has a place for the bonus token
         Edit(target=f"{_DRAFTER}._capture_cuda_graphs", match="if _is_cpu or", replacement="if True or _is_cpu or"),
         Edit(target=f"{_DRAFTER}.draft", match="self.speculative_num_steps > 1", replacement="self.speculative_num_steps > 0"),

@@ -42,9 +42,7 @@ layer.self_attn.attn.sliding_window_size = self._draft_window_size - 1""",
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     case=small_case(
-        Request(id="a", prompt=(70, 25, 64), max_new_tokens=2),
-        model="llama-eagle3",
-        sglang=SGLangSettings(draft_window=2),
+        Request(id="a", prompt=(70, 25, 64), max_new_tokens=2), model="llama-eagle3", sglang=SGLangSettings(draft_window=2)
     ),
 )
 
@@ -75,8 +73,7 @@ DECODE = Entry(
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
     case=small_case(
-        Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6),
-        model="gemma-4-assistant-window",
+        Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6), model="gemma-4-assistant-window"
     ),
     also=(
         small_case(

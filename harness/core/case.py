@@ -347,7 +347,6 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def vllm(self) -> VLLMSettings:
-        """The settings that vLLM runs it with."""
         return self.engine.vllm or VLLMSettings()
 
     @property
@@ -403,7 +402,6 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(sorted({request.session for request in self.requests if request.session}))
 
     def request(self, name: str) -> Request:
-        """The request of this id."""
         return next(one for one in self.requests if one.id == name)
 
     def sampling_of(self, request: str) -> Sampling | None:
@@ -507,7 +505,6 @@ def expand_samples(case: Case) -> Case:
 
 
 def several(case: Case) -> tuple[Request, ...]:
-    """The requests of which several answers are wanted."""
     return tuple(request for request in case.requests if request.n > 1)
 
 
@@ -585,7 +582,6 @@ def biases(request: Request) -> dict[int, float]:
 
 
 def processor_bias(processor: Processor, vocabulary: int) -> list[float]:
-    """What a processor adds, by token."""
     hashed = [_hash(token, processor.seed) for token in range(vocabulary)]
     if processor.kind == "forbid":
         return [-inf if number % 4 == 0 else 0.0 for number in hashed]

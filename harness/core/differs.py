@@ -186,13 +186,11 @@ class Changes(Struct):
     altered: int = 0
 
     def add(self, differs: Differs | None) -> None:
-        """One more case."""
         if differs is not None:
             executed = dict.fromkeys(differs.executed, 1)
             self.update(Changes(differs, dict.fromkeys(differs.ran, 1), 1, executed))
 
     def update(self, other: "Changes") -> None:
-        """The cases of another count of the same tree."""
         if other.differs is not None:
             self.differs = other.differs if self.differs is None else merge_differs([self.differs, other.differs])
             self.ran = _add_counts(self.ran, other.ran)

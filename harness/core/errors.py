@@ -26,7 +26,6 @@ EXIT_PIPE = 141  # as a shell sees a program that SIGPIPE ended
 
 
 def exit_code_of(status: str) -> int:
-    """The exit code of a verdict's status."""
     return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
 
 

@@ -20,7 +20,6 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values(
 
 
 def family_of(recipe: Recipe) -> Family:
-    """The family of a recipe."""
     return FAMILIES[recipe.family]
 
 

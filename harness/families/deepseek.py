@@ -6,21 +6,13 @@ layer; here it lies in a folder of its own, under that number.
 Conventions, with their outside sources, are in docs/explanation/latent-attention.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING
 
-from eagletwin.reference.sizes import ExpertShape, LatentShape, RopeScaling
+from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape, RopeScaling
 
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, gated_weights, llama_shape
-
-if TYPE_CHECKING:
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights, gated_weights, llama_shape
 
 # A latent of 512 and a turning part of 64 are what SGLang's attention kernels choose their blocks for; the rest is small.
 _LATENT = LatentShape(query_rank=32, rank=512, rope=64, plain=32, value=32)
@@ -138,7 +130,6 @@ def target_config(shape: LlamaShape) -> dict[str, object]:
 
 
 def latent_config(shape: LlamaShape) -> dict[str, object]:
-    """Sizes of latent attention, as a configuration has them."""
     latent, _ = parts_of(shape)
     return {
         "q_lora_rank": latent.query_rank,

@@ -4,21 +4,13 @@ SGLang's own classes serve both, on its backend for DSA. Conventions, with their
 docs/explanation/latent-attention.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from eagletwin.reference.sizes import IndexShape
 
 from . import deepseek
-from .recipe import Family, Part, Recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights
 
 # Keys as wide as SGLang's pool takes them. Few rows are chosen, so that a short prompt leaves some out.
 INDEX = IndexShape(heads=4, width=128, chosen=8)
@@ -65,11 +57,6 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return served, drafts
 
 
-def arguments(recipe: Recipe) -> Mapping[str, Any]:  # noqa: ARG001
-    """SGLang's own kernel of the choice knows 2,048 rows alone; torch's takes any number."""
-    return {"dsa_topk_backend": "torch", "speculative_dsa_topk_backend": "torch"}
-
-
 FAMILY = Family(
     name="deepseek_dsa",
     recipes=RECIPES,
@@ -77,7 +64,8 @@ FAMILY = Family(
     draft_weights=deepseek.FAMILY.draft_weights,
     heads=deepseek.FAMILY.heads,
     checkpoint=checkpoint,
-    arguments=arguments,
+    # SGLang's own kernel of the choice knows 2,048 rows alone; torch's takes any number
+    arguments=lambda recipe: {"dsa_topk_backend": "torch", "speculative_dsa_topk_backend": "torch"},
     environment=MappingProxyType({"SGLANG_DSA_FUSE_TOPK": "0", "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1"}),
     layer_weights=layer_weights,
     modules=deepseek.FAMILY.modules,

@@ -6,20 +6,11 @@ residual sum has from the start and would otherwise pile up from one draft step 
 target's last layer, the final norm and the rows of the LM head, each with noise. Further layers are the target's with noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from .llama import llama_layer, target_part
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
 
 _FULL = Recipe(
     name="llama-eagle3-full",
@@ -62,13 +53,12 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     if heads != size or kv_heads != size:
         raise ValueError(f"{recipe.name}: an embedding passes through attention only if heads are as wide as the state")
 
-    def noisy(tensor: Tensor) -> Tensor:
-        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+    with_noise = partial(noisy, recipe, normal=normal)
 
     def reads(token: float, state: float) -> Tensor:
         """[size, 2 * size]: the embedding times `token`, the hidden state times `state`, and some mixture of the latter."""
         context = normal(size, size, std=CONTEXT * size**-0.5)
-        return torch.cat([noisy(token * torch.eye(size)), state * torch.eye(size) + context], 1)
+        return torch.cat([with_noise(token * torch.eye(size)), state * torch.eye(size) + context], 1)
 
     last, width = f"model.layers.{recipe.target.num_layers - 1}.", len(recipe.target.aux_layers) * size
     draft = {
@@ -78,15 +68,15 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
         "midlayer.self_attn.q_proj.weight": reads(SELF, 0.0),
         "midlayer.self_attn.k_proj.weight": reads(SELF, 0.0),
         "midlayer.self_attn.v_proj.weight": reads(1.0, CONTEXT - 1),
-        "midlayer.self_attn.o_proj.weight": noisy(torch.eye(size)),
-        "norm.weight": noisy(target["model.norm.weight"]),
+        "midlayer.self_attn.o_proj.weight": with_noise(torch.eye(size)),
+        "norm.weight": with_noise(target["model.norm.weight"]),
     }
     own = "mlp." if f"{last}mlp.gate_proj.weight" in target else "mlp.experts.0."
     for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        draft[f"midlayer.{name}.weight"] = noisy(target[last + name.replace("mlp.", own) + ".weight"])
+        draft[f"midlayer.{name}.weight"] = with_noise(target[last + name.replace("mlp.", own) + ".weight"])
     if recipe.draft_vocab_size is not None:
         draft["d2t"] = proposes - torch.arange(len(proposes))
-    draft["lm_head.weight"] = noisy(target["lm_head.weight"][proposes])
+    draft["lm_head.weight"] = with_noise(target["lm_head.weight"][proposes])
     # As far as an argmax goes, a norm whose weights are all about 1 might as well not be there: these are 1/4 to 4, and the
     # LM head takes it back. A state that is fed on takes it along, and is spread less.
     spread = normal(size, std=0.7 if "norm_output" not in recipe.head_norms else FED_ON).exp()

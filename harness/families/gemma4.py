@@ -6,23 +6,12 @@ target's last layer of its kind. SGLang's own classes serve both; EAGLE becomes 
 Conventions, with their outside sources, are in docs/explanation/frozen-kv.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from eagletwin.reference.sizes import GemmaShape
+from eagletwin.reference.sizes import GemmaShape, LlamaShape
 
-from .recipe import Family, Part, Recipe, llama_shape, sizes
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, sizes
 from .windows import ENDING, ENVIRONMENT, WINDOW
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
 
 _PLAIN = replace(llama_shape(32, 4, 2, 1, 96), gemma=GemmaShape(theta=1e6, pairs=2, cap=30.0))
 
@@ -107,7 +96,6 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 
 
 def _text(recipe: Recipe, shape: LlamaShape) -> dict[str, object]:
-    """The configuration of a text model of these sizes."""
     gemma = shape.gemma
     assert gemma is not None
     return {

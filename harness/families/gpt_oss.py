@@ -4,19 +4,13 @@ SGLang's own class serves the target. The head is a Llama's, of full attention. 
 docs/explanation/windows.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ClampedExperts
 
 from . import eagle3
-from .recipe import Family, Part, Recipe, attention_weights, gated_weights, llama_shape
+from .recipe import Family, Normal, Part, Recipe, Weights, attention_weights, gated_weights, llama_shape
 from .windows import ENDING, ENVIRONMENT
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
 
 _EXPERTS = ClampedExperts(count=4, chosen=2, inner=32, limit=7.0, steepness=1.702)
 _PLAIN = llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2))

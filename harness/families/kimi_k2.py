@@ -4,22 +4,14 @@ SGLang's own classes serve both. The head is that of eagle3.py in all but its at
 embedding and the state side by side. Conventions, with their outside sources, are in docs/explanation/latent-attention.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from eagletwin.reference.sizes import ExpertShape, LatentShape
+from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
 from . import deepseek, eagle3
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
 
 # Queries are made of a latent vector that has room for an embedding and a state, which a head's queries are to hold.
 _LATENT = LatentShape(query_rank=128, rank=512, rope=64, plain=32, value=32)
@@ -83,8 +75,7 @@ def _attention(recipe: Recipe, normal: Normal) -> Weights:
     size, heads = recipe.draft.hidden_size, recipe.draft.num_heads
     copies = _LATENT.rank // (2 * size)
 
-    def noisy(tensor: Tensor) -> Tensor:
-        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+    with_noise = partial(noisy, recipe, normal=normal)
 
     def by_head(first: Tensor, second: Tensor) -> Tensor:
         return torch.cat([torch.cat(pair) for pair in zip(first.chunk(heads), second.chunk(heads), strict=True)])
@@ -99,13 +90,13 @@ def _attention(recipe: Recipe, normal: Normal) -> Weights:
     context = normal(size, _LATENT.rank, std=eagle3.CONTEXT * _LATENT.rank**-0.5)
     turned = torch.cat([torch.zeros(size, size), _SELF_TURNED * torch.eye(size)], 1)
     return {
-        "q_a_proj.weight": noisy(of_query),
+        "q_a_proj.weight": with_noise(of_query),
         "q_a_layernorm.weight": 1 + normal(_LATENT.query_rank, std=recipe.noise),
-        "q_b_proj.weight": by_head(noisy(_SELF * asks_token), noisy(torch.cat([_SELF_TURNED * asks_state] * heads))),
-        "kv_a_proj_with_mqa.weight": torch.cat([noisy(mixed), noisy(turned)]),
+        "q_b_proj.weight": by_head(with_noise(_SELF * asks_token), with_noise(torch.cat([_SELF_TURNED * asks_state] * heads))),
+        "kv_a_proj_with_mqa.weight": torch.cat([with_noise(mixed), with_noise(turned)]),
         "kv_a_layernorm.weight": 1 + normal(_LATENT.rank, std=recipe.noise),
-        "kv_b_proj.weight": by_head(noisy(_SELF * token), token + (eagle3.CONTEXT - 1) * state + context),
-        "o_proj.weight": noisy(torch.eye(size)),
+        "kv_b_proj.weight": by_head(with_noise(_SELF * token), token + (eagle3.CONTEXT - 1) * state + context),
+        "o_proj.weight": with_noise(torch.eye(size)),
     }
 
 

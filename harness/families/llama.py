@@ -1,19 +1,10 @@
 """Llama with an EAGLE-1/2 head (arXiv 2401.15077, 2406.16858)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from .recipe import Family, Part, Recipe, attention_weights, gated_weights, llama_shape, noisy
+from eagletwin.reference.sizes import LlamaShape
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, attention_weights, gated_weights, llama_shape, noisy
 
 RECIPES = (
     Recipe(
@@ -71,7 +62,6 @@ def llama_layer(recipe: Recipe, shape: LlamaShape, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:  # noqa: ARG001
-    """The tensors of one decoder layer of the target."""
     return llama_layer(recipe, recipe.target, normal)
 
 
@@ -93,14 +83,12 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
-    """The one head."""
     from eagletwin.reference.eagle import EagleHead
 
     return (EagleHead(draft, recipe.draft, embedding, lm_head),)
 
 
 def target_part(recipe: Recipe, target: Weights) -> Part:
-    """The target's checkpoint, as it is."""
     return Part({"architectures": ["LlamaForCausalLM"]}, recipe.target, target)
 
 

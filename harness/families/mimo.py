@@ -7,15 +7,8 @@ engines do; the layer hands on its normed state.
 Both engines make the embedding of row 0 zero (docs/guide/vllm.md), so no case of the family is equal as released.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from .recipe import Weights
+from .recipe import Family, Part, Recipe, Weights, llama_shape
 
 RECIPES = (
     Recipe(
@@ -59,10 +52,7 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     prefix = "model.mtp_layers.0."
     renamed = {prefix + _NAMES.get(name, name.removeprefix("layers.0.")): tensor for name, tensor in ordered.items()}
     shared = {name: target[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    return (
-        Part(config, recipe.target, _with_biases(target)),
-        Part(config, recipe.draft, _with_biases(renamed) | shared),
-    )
+    return (Part(config, recipe.target, _with_biases(target)), Part(config, recipe.draft, _with_biases(renamed) | shared))
 
 
 FAMILY = Family(

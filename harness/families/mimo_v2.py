@@ -1,14 +1,7 @@
 """MiMo-V2: every second layer has a sliding window, each layer of its draft has one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from .recipe import Family, Part, Recipe, llama_shape
+from .recipe import Family, Part, Recipe, Weights, llama_shape
 from .windows import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
-
-if TYPE_CHECKING:
-    from .recipe import Weights
 
 RECIPES = both_windows(
     Recipe(

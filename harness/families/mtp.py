@@ -3,21 +3,11 @@
 Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's loader gives each runner its own layer by it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from . import llama
-from .recipe import Family, Part, Recipe, llama_shape, noisy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
 
 PREFIX = "model.mtp.layers.{}."
 
@@ -94,16 +84,12 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return llama.target_part(recipe, target), Part({"architectures": [architecture]}, recipe.draft, draft)
 
 
-def arguments(recipe: Recipe) -> Mapping[str, Any]:
-    """A chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)."""
-    return {"disable_hybrid_swa_memory": recipe.chained}
-
-
 FAMILY = Family(
     name="llama_mtp",
     recipes=RECIPES,
     draft_weights=draft_weights,
     heads=heads,
     checkpoint=checkpoint,
-    arguments=arguments,
+    # a chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)
+    arguments=lambda recipe: {"disable_hybrid_swa_memory": recipe.chained},
 )

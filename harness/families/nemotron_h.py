@@ -7,18 +7,13 @@ of its own, by those names.
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from eagletwin.reference.sizes import ExpertShape, ScanShape
 
 from .mtp import joined_head, joined_layer
-from .recipe import Family, Part, Recipe, attention_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights, attention_weights, llama_shape, state_or_attention_layer
 
 _SCAN = ScanShape(heads=4, width=16, groups=2, state=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="sigmoid", shared=True)
@@ -79,10 +74,6 @@ def _scan(recipe: Recipe, normal: Normal) -> Weights:
         "mamba.norm.weight": 1 + normal(wide, std=0.1),
         "mamba.out_proj.weight": normal(size, wide, std=2 * recipe.attention_gain * wide**-0.5),
     }
-
-
-def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return state_or_attention_layer(recipe, number, normal, keeps=_scan, attends=_attention, feeds=_experts)
 
 
 _OF_HEAD = {
@@ -170,7 +161,7 @@ FAMILY = Family(
     draft_weights=joined_layer,
     heads=joined_head,
     checkpoint=checkpoint,
-    layer_weights=layer_weights,
+    layer_weights=partial(state_or_attention_layer, keeps=_scan, attends=_attention, feeds=_experts),
     modules=("sglang.srt.models.nemotron_h", "sglang.srt.models.nemotron_h_mtp"),
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},
     dp_attention=True,

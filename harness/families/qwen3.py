@@ -4,17 +4,10 @@ The head is that of eagle3.py, as SGLang serves it to any target: a Llama's, wit
 with their outside sources, are in docs/explanation/eagle3-heads.md.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 from . import eagle3
-from .recipe import Family, Part, Recipe, llama_shape
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from .recipe import Weights
+from .recipe import Family, Part, Recipe, Weights, llama_shape
 
 
 def _recipe(name: str, seed: int, min_share: float, *, draft_layers: int = 1, **others: Any) -> Recipe:

@@ -7,17 +7,12 @@ Qwen3-Next joins them by heads; SGLang has another class, another loader and ano
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from .mtp import joined_head, joined_layer
 from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, to_stored_weights
-from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
+from .recipe import TRACKED_EVERY, Family, Normal, Part, Recipe, Weights, gated_weights, llama_shape, state_or_attention_layer
 
 _PLAIN = replace(llama_shape(32, 3, 2, 1, 96, qk_norm=True), head_dim=32, turning=8, gated=True)
 
@@ -40,10 +35,6 @@ RECIPES = (
 
 def _feed_forward(recipe: Recipe, normal: Normal) -> Weights:
     return gated_weights("mlp.", recipe.target.hidden_size, recipe.intermediate_size, recipe.mlp_gain, normal)
-
-
-def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return state_or_attention_layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_feed_forward)
 
 
 def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
@@ -69,7 +60,7 @@ FAMILY = Family(
     draft_weights=joined_layer,
     heads=joined_head,
     checkpoint=checkpoint,
-    layer_weights=layer_weights,
+    layer_weights=partial(state_or_attention_layer, keeps=delta_layer, attends=attention, feeds=_feed_forward),
     modules=("sglang.srt.models.qwen3_5_text", "sglang.srt.models.qwen3_5_mtp"),
     norms_less=1,
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},

@@ -1,18 +1,12 @@
 """Qwen3-MoE with an EAGLE-3 head: every layer of the target has experts in place of a feed-forward layer; the head has none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import ExpertShape
 
 from . import eagle3
 from .llama import llama_layer
-from .recipe import Family, Part, Recipe, gated_weights, llama_shape
-
-if TYPE_CHECKING:
-    from .recipe import Normal, Weights
+from .recipe import Family, Normal, Part, Recipe, Weights, gated_weights, llama_shape
 
 # Experts are as wide as the head's own feed-forward layer, which is the first one's with noise.
 _INNER = 48

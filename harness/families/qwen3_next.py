@@ -6,20 +6,25 @@ own, by those names.
 Conventions, with their outside sources, are in docs/explanation/states.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
 from .mtp import joined_head, joined_layer
-from .recipe import TRACKED_EVERY, Family, Part, Recipe, gated_weights, llama_shape, state_or_attention_layer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .recipe import Normal, Weights
+from .recipe import (
+    TRACKED_EVERY,
+    Family,
+    Normal,
+    Part,
+    Recipe,
+    Tensor,
+    Weights,
+    gated_weights,
+    llama_shape,
+    state_or_attention_layer,
+)
 
 DELTA = DeltaShape(key_heads=2, value_heads=4, key=16, value=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="softmax", shared=True)
@@ -89,10 +94,6 @@ def delta_layer(recipe: Recipe, normal: Normal) -> Weights:
         "linear_attn.norm.weight": 1 + normal(delta.value, std=0.1),
         "linear_attn.out_proj.weight": normal(size, values, std=2 * recipe.attention_gain * values**-0.5),
     }
-
-
-def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return state_or_attention_layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_experts)
 
 
 OF_HEAD = {
@@ -183,7 +184,7 @@ FAMILY = Family(
     draft_weights=joined_layer,
     heads=joined_head,
     checkpoint=checkpoint,
-    layer_weights=layer_weights,
+    layer_weights=partial(state_or_attention_layer, keeps=delta_layer, attends=attention, feeds=_experts),
     modules=("sglang.srt.models.qwen3_next", "sglang.srt.models.qwen3_next_mtp"),
     norms_less=1,
     environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},

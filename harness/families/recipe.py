@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from eagletwin.reference.sizes import LlamaShape
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
 
-    from eagletwin.reference.eagle import Head
+    from eagletwin.reference.eagle import Head as Head
 
     # Tensors by the names of a checkpoint; float32, and integers where a checkpoint has them
     Weights = dict[str, Tensor]
     # normal(*shape, std=…) draws float32 numbers from the recipe's generator
     Normal = Callable[..., Tensor]
     MakeWeights = Callable[["Recipe", Normal], Weights]
+else:  # what annotations name, for each family's file
+    Head = MakeWeights = Normal = Tensor = Weights = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

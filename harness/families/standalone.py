@@ -5,19 +5,8 @@ Here each of its tensors is the target's with noise. The first token weighs: it 
 leaves it out of the draft is one row short from the start.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from .llama import target_part
-from .recipe import Family, Part, Recipe, llama_shape, noisy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-
-    from .recipe import Normal, Weights
+from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, noisy
 
 RECIPES = (
     Recipe(
@@ -58,10 +47,4 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
     return target_part(recipe, target), Part({"architectures": ["LlamaForCausalLM"]}, recipe.draft, draft)
 
 
-FAMILY = Family(
-    name="llama_standalone",
-    recipes=RECIPES,
-    draft_weights=draft_weights,
-    heads=heads,
-    checkpoint=checkpoint,
-)
+FAMILY = Family(name="llama_standalone", recipes=RECIPES, draft_weights=draft_weights, heads=heads, checkpoint=checkpoint)

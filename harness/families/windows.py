@@ -7,22 +7,13 @@ What a checkpoint calls `sliding_window` is how far back a row sees, by SGLang's
 own, and its own. transformers' models see one row less (docs/explanation/windows.md). Feed-forward layers are dense.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+from eagletwin.reference.sizes import LlamaShape
 
 from . import mtp
-from .recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
-    from eagletwin.reference.sizes import LlamaShape
-
-    from .recipe import Normal, Weights
+from .recipe import Head, Normal, Recipe, Tensor, Weights
 
 # How far back a row sees. The first is more than most generated cases need, and less than the smallest pool that one is given:
 # SGLang wants room for a whole window.

@@ -216,7 +216,6 @@ class Compare:
         self._away = False
 
     def finish(self) -> Findings:
-        """The results of all comparisons."""
         self._settle()
         return self._findings
 

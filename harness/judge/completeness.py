@@ -78,8 +78,7 @@ def missing(trace: Trace, model: Model) -> str:
             dtype = trace.array(number, name).dtype
             if (name, dtype.kind) in strange:
                 return f"{name} of a {record.stage} record is {dtype}"
-        problem = _due(trace, number, record, model) or _absent_compressor(record, model)
-        if problem:
+        if problem := _due(trace, number, record, model):
             return f"{problem} of a {record.stage} record"
     if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
         return "something ran in a CUDA graph, on a CPU"
@@ -177,17 +176,9 @@ def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
     return sum(max(numbers.get("steps", case.num_steps) - model.first_step, 0) for numbers in rounds)
 
 
-def _absent_compressor(record: Record, model: Model) -> str:
-    if record.stage not in ("extend", "prefill"):
-        return ""
-    names = (f"compressor{layer}_state" for layer, ratio in enumerate(model.ratios) if ratio)
-    return next((f"no {name}" for name in names if name not in record.tensors), "")
-
-
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
-    case, numbers = trace.header.case, record.numbers
-    layers = model.mtp_layers > 0
+    case, numbers, layers = trace.header.case, record.numbers, model.mtp_layers > 0
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
@@ -227,6 +218,9 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             if slots not in record.tensors:
                 return f"no {slots}"
             due |= dict.fromkeys((f"{part}_state", f"{part}_conv"), (0, len(trace.array(number, slots))))
+    for layer, ratio in enumerate(model.ratios if record.stage in ("extend", "prefill") else ()):
+        if ratio and f"compressor{layer}_state" not in record.tensors:
+            return f"no compressor{layer}_state"
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Key, Record, accept_lengths
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.dimensions import FEATURES, HAPPENED
@@ -184,27 +185,27 @@ class Evidence:
         cuts = (sampling.temperature, sampling.top_k or rows.shape[-1], sampling.top_p)
         return bool(((target_distribution(rows, *cuts) > 0) & (target_distribution(rows, *cuts, sampling.min_p) == 0)).any())
 
-    def logits_changed(self, record: Record) -> bool:
-        """Whether the request's own changes made another token the best one, after an accepted node."""
+    def changed_rows(self, record: Record) -> tuple[Array, Array] | None:
+        """The target's logits after each accepted node [n, V], before the request's own changes and with them; None: it changes
+        nothing, or the reference has no rows."""
         replay = self.replays[record.request]
         if replay.target_rows is None or replay.target.plain is None:
-            return False
-        round = replay.rounds[record.round]
-        rows = slice(round.committed, round.end)
-        return bool((replay.target.logits[rows].argmax(-1) != replay.target.plain[rows].argmax(-1)).any())
+            return None
+        rows = slice(replay.rounds[record.round].committed, replay.rounds[record.round].end)
+        return replay.target.plain[rows], replay.target.logits[rows]
+
+    def logits_changed(self, record: Record) -> bool:
+        """Whether the request's own changes made another token the best one, after an accepted node."""
+        rows = self.changed_rows(record)
+        return rows is not None and bool((rows[0].argmax(-1) != rows[1].argmax(-1)).any())
 
     def held_back(self, record: Record) -> bool:
         """Whether, after an accepted node, the best token had min_new_tokens against it."""
-        replay = self.replays[record.request]
-        if replay.target_rows is None or replay.target.plain is None or record.request in self.grammars:
+        rows, least = self.changed_rows(record), self.requests[record.request].min_new_tokens
+        if rows is None or not least or record.request in self.grammars:
             return False
-        round = replay.rounds[record.round]
-        rows = slice(round.committed, round.end)
-        best = replay.target.plain[rows].argmax(-1)
-        return bool(
-            self.requests[record.request].min_new_tokens
-            and np.isneginf(replay.target.logits[rows][np.arange(len(best)), best]).any()
-        )
+        best = rows[0].argmax(-1)
+        return bool(np.isneginf(rows[1][np.arange(len(best)), best]).any())
 
     def drafted(self, record: Record) -> list[tuple[list[int], int]]:
         """Of the nodes of a round whose parent is in the text of the request's grammar: what comes before, and their token."""

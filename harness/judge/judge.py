@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.records import Ending, Header, Record
+from eagletwin.harness.core.records import Header, Record
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, Divergence, Excuse, RequestShare, Verdict, View
 from eagletwin.harness.families import RECIPES
@@ -77,7 +77,6 @@ def _check_records(trace: Trace, replays: dict[str, RequestReplay], without: fro
 
 
 def of_experts(ties: Ties) -> Excuse:
-    """Ties of experts were decided so."""
     if isinstance(ties, Nudge):
         return Excuse(kind="nudge", part=ties.part, expert=ties.expert, size=ties.size)
     return Excuse(kind="experts")
@@ -231,7 +230,11 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
 
 def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -> list[Divergence]:
     """In the order in which data flows: all that was compared came before the fault of a kernel that ended the run."""
-    return [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]
+    ending, found = trace.header.ending, findings.in_order()
+    if ending.kind == "faulted" and ending.rule in catalogue() and ending.rule not in without:
+        kernel = Record(request="", round=0, stage="kernel")
+        found.append(divergence_of(kernel, ending.rule, f"last seen: {ending.where}", "see the rule", ending.detail))
+    return found
 
 
 def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, RequestReplay]]]:
@@ -329,14 +332,6 @@ def _unusual_end(header: Header) -> tuple[str, str]:
         return "", f"the run was stopped {ending.detail}"
     rule = {"crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule, "unseen": ""}[ending.kind]
     return rule, f"{ending.detail} (last seen: {ending.where or 'start'})"
-
-
-def _kernel_fault(ending: Ending, without: frozenset[str]) -> list[Divergence]:
-    """What a kernel did that it must not, if the run ended by it."""
-    if ending.kind != "faulted" or ending.rule not in catalogue() or ending.rule in without:
-        return []
-    kernel = Record(request="", round=0, stage="kernel")
-    return [divergence_of(kernel, ending.rule, f"last seen: {ending.where}", "see the rule", ending.detail)]
 
 
 def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:

@@ -289,7 +289,6 @@ def _of_integers(context: DivergenceContext, found: Divergence, exhibit: Exhibit
 
 
 def _of_choice(exhibit: Exhibit) -> Provenance:
-    """How good a choice it was."""
     assert exhibit.logits is not None
     by_row = {}
     for n in exhibit.wrong:

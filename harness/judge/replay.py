@@ -351,7 +351,6 @@ def _accepted_drafts(round: Round, predicted: list[int], bonus: int) -> list[int
 
 
 def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int], model: Model) -> Round:
-    """The round of draft record `number`."""
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(replay.tokens) - 1
     if case.topk == 1:
         return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), replay, drafted)
@@ -443,7 +442,9 @@ def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge
         return
     rounds = [(n, replay, round) for n, replay in enumerate(pack) for round in replay.rounds]
     ordinals = [(replay.name, number) for replay in pack for number in range(len(replay.rounds))]
-    at_once, reads = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), _read_by_draft_decode(case)
+    at_once, settings = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk)), case.engine.sglang
+    # what draft decode reads of the committed rows: all, if the head has a window of its own
+    reads = Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
     tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
@@ -466,7 +467,9 @@ def _frontiers(case: Case, rounds: list[Round]) -> tuple[Tensor, Tensor]:
     shape, most = (len(rounds), case.most_steps - 1, case.topk), RECIPES[case.model].target.vocab_size - 1
     consumed, expanded = (np.array(part, np.int64) for part in zip(*(_of_most_steps(case, one) for one in rounds), strict=True))
     frontier = consumed.reshape(shape).clip(0, most)
-    return torch.from_numpy(frontier), torch.from_numpy(_of_their_depth(case, expanded.reshape(shape)))
+    # each candidate one of its step's depth: another is a divergence that a rule reports
+    first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.most_steps))])[:, None]
+    return torch.from_numpy(frontier), torch.from_numpy(expanded.reshape(shape).clip(first[:-1], first[1:] - 1))
 
 
 def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
@@ -476,12 +479,6 @@ def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
         return round.frontier, round.expanded
     steps = case.most_steps - 1
     return (round.frontier + [0] * steps)[:steps], list(range(steps))
-
-
-def _read_by_draft_decode(case: Case) -> Recent:
-    """What draft decode reads of the committed rows: all, if the head has a window of its own."""
-    settings = case.engine.sglang
-    return Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
@@ -503,12 +500,6 @@ def _with_request_logits(case: Case, replay: RequestReplay, rows: ReferenceRows)
             round.penalized = None if changed is None else changed[round.committed : round.end]
     replay.impossible = first_impossible(request, logits)
     return replace(rows, logits=logits, plain=rows.logits)
-
-
-def _of_their_depth(case: Case, expanded: Array) -> Array:
-    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that a rule reports."""
-    first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.most_steps))])[:, None]
-    return expanded.clip(first[:-1], first[1:] - 1)
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Array:

@@ -77,7 +77,6 @@ def diff(left: Trace, right: Trace) -> Comparison:
 
 
 def _of_each(trace: Trace) -> str:
-    """Of how many ranks or stages a trace is."""
     return count(len(trace.processes), "stage" if trace.earlier else "rank")
 
 

@@ -104,11 +104,7 @@ class Snapshot:
             live[:] = image[address]
 
     def first_difference(
-        self,
-        first: Image,
-        second: Image,
-        tolerance: Mapping[Any, Tolerance] | None = None,
-        ignored: Image | None = None,
+        self, first: Image, second: Image, tolerance: Mapping[Any, Tolerance] | None = None, ignored: Image | None = None
     ) -> UnequalElement | None:
         """The first argument element in which the images differ: bit by bit, or within a tolerance for the dtypes it
         names.
@@ -259,12 +255,7 @@ def _garbage(memory: Snapshot) -> tuple[Image, Image]:
 
 
 def _poison(
-    launch: Launch,
-    memory: Snapshot,
-    after: Image,
-    seed: int | None,
-    number: int,
-    report: Callable[[KernelViolation], None],
+    launch: Launch, memory: Snapshot, after: Image, seed: int | None, number: int, report: Callable[[KernelViolation], None]
 ) -> None:
     STATE.noise = np.random.default_rng(number)
     start, marks = _garbage(memory)
@@ -296,11 +287,7 @@ def _place(launch: Launch, error: Exception) -> dict[str, Any]:
 
 
 def _shadow(
-    launch: Launch,
-    memory: Snapshot,
-    stock: Callable[[], object],
-    seed: int | None,
-    report: Callable[[KernelViolation], None],
+    launch: Launch, memory: Snapshot, stock: Callable[[], object], seed: int | None, report: Callable[[KernelViolation], None]
 ) -> None:
     memory.put(memory.before)
     run(launch, fill=Fill.ZERO, seed=seed)  # the stock interpreter has zero in undefined lanes

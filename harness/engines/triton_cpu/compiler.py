@@ -15,7 +15,8 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import triton
@@ -52,42 +53,13 @@ _DTYPE_METHODS: dict[str, Callable[[Any], bool]] = {
     "is_int_signed": _kinds("ib"),
     "is_int_unsigned": _kinds("u"),
 }
-_TENSOR_METHODS = (
-    *(
-        "to",
-        "cast",
-        "sum",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "xor_sum",
-        "cumsum",
-        "cumprod",
-        "reshape",
-        "view",
-        "trans",
-    ),
-    *(
-        "permute",
-        "broadcast_to",
-        "expand_dims",
-        "ravel",
-        "abs",
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "sqrt",
-        "rsqrt",
-        "sigmoid",
-    ),
-    *("sin", "cos", "floor", "ceil", "split", "gather", "sort", "flip", "reduce", "associative_scan"),
-)
-_OPERATORS = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "shl", "shr", "invert", "negate"),
-    *("lt", "le", "gt", "ge", "eq", "ne", "typed"),
-)
+_TENSOR_METHODS = """
+to cast sum max min argmax argmin xor_sum cumsum cumprod reshape view trans permute broadcast_to expand_dims ravel abs exp exp2
+log log2 sqrt rsqrt sigmoid sin cos floor ceil split gather sort flip reduce associative_scan
+""".split()  # noqa: SIM905
+_OPERATORS = """
+add sub mul truediv floordiv mod and_ or_ xor shl shr invert negate lt le gt ge eq ne typed
+""".split()  # noqa: SIM905
 
 RUNTIME: dict[str, Any] = {
     MARK: True,
@@ -188,7 +160,7 @@ def adapt(value: Any) -> Any:
         return language.DTYPES[name]
     if getattr(value, "__module__", "").startswith("triton.language") and callable(value):
         if value.__name__ not in language.NAMES:
-            return _make_unsupported(value.__name__)
+            return partial(_refuse, value.__name__)
         return language.NAMES[value.__name__]
     try:
         return _HOST.get(value, value)
@@ -196,11 +168,8 @@ def adapt(value: Any) -> Any:
         return value
 
 
-def _make_unsupported(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise Unsupported(f"tl.{name}")
-
-    return refuse
+def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise Unsupported(f"tl.{name}")
 
 
 _cache: dict[Any, Compiled] = {}
@@ -220,19 +189,10 @@ def dotted_name(fn: Any) -> str:
 
 # What reads a block's shape or rank, or works on its last axis, would see the lanes.
 _NO_LANES = frozenset(
-    (
-        *("shape", "numel", "type", "reduce", "associative_scan", "histogram", "sort", "topk", "flip", "ravel"),
-        *("join", "split", "interleave", "cat", "gather"),
-    )
+    "shape numel type reduce associative_scan histogram sort topk flip ravel join split interleave cat gather".split()  # noqa: SIM905
 )
-
-
 # Lanes turn scalar work into work on small arrays, which is slower: they pay where a kernel computes with blocks.
 _HEAVY = frozenset(("dot", "exp", "exp2"))
-
-
-def _no_lanes(attribute: str) -> bool:
-    return attribute in _NO_LANES or attribute.startswith("atomic")
 
 
 def _closure(fn: Any) -> dict[str, Any]:
@@ -278,7 +238,7 @@ def _compile(fn: Any) -> Compiled:
         defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
         uses=uses,
         devices=tuple(value for value in namespace.values() if isinstance(value, Device)),
-        laned=not any(_no_lanes(attribute) for attribute in attributes),
+        laned=_NO_LANES.isdisjoint(attributes) and not any(name.startswith("atomic") for name in attributes),
         heavy=not _HEAVY.isdisjoint(attributes),
         stored=stored,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,40 +22,27 @@ U8, U16, U32, U64 = (np.dtype(t) for t in ("u1", "u2", "u4", "u8"))
 F16, F32, F64 = (np.dtype(t) for t in ("f2", "f4", "f8"))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Opaque:
     """A dtype that numpy lacks (bfloat16, float8): pointers to it can be passed and cast, values not computed."""
 
-    __slots__ = ("itemsize", "name")
-
-    def __init__(self, name: str, itemsize: int) -> None:
-        self.name, self.itemsize = name, itemsize
+    name: str
+    itemsize: int
 
     def __repr__(self) -> str:
         return self.name
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.name == self.name
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
+@dataclass(slots=True, unsafe_hash=True)
 class PointerType:
-    """dtype of a pointer; `element_ty` as in Triton."""
+    """dtype of a pointer, by Triton's names."""
 
-    __slots__ = ("element_ty",)
-
-    def __init__(self, element_ty: Any, address_space: int = 1, const: bool = False) -> None:
-        self.element_ty = element_ty
+    element_ty: Any
+    address_space: int = field(default=1, compare=False)
+    const: bool = field(default=False, compare=False)
 
     def is_ptr(self) -> bool:
         return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PointerType) and bool(other.element_ty == self.element_ty)
-
-    def __hash__(self) -> int:
-        return hash((PointerType, self.element_ty))
 
 
 # What undefined values look like: poison constants, noise for differential runs, and zero for comparing with the stock

@@ -16,7 +16,6 @@ from . import blocks, dtypes, memory
 from .blocks import POINTERS, dims
 from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType, fill_array
 from .lanes import align, extra, trip_range
-from .memory import advance, make_block_ptr
 from .pools import from_address
 from .state import STATE, Unsupported
 from .values import add, common_dtype, convert, floordiv, mul, ndarray, sub, typed
@@ -253,7 +252,7 @@ DTYPES: dict[str, Any] = {
 _NUMPY = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.floor, np.ceil)
 _HERE: tuple[Callable[..., Any], ...] = (
     *(program_id, num_programs, arange, full, zeros, zeros_like, where, clamp, cdiv, dot, abs),
-    *(fma, to_tensor, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, make_block_ptr, advance),
+    *(fma, to_tensor, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, memory.advance),
     *(blocks.reshape, blocks.broadcast_to, blocks.broadcast, blocks.expand_dims, blocks.trans, blocks.ravel),
     *(blocks.join, blocks.split, blocks.interleave, blocks.cat, blocks.gather),
     *(blocks.sum, blocks.xor_sum, blocks.reduce_or, blocks.cumsum, blocks.cumprod, blocks.reduce),
@@ -277,6 +276,7 @@ NAMES: dict[str, Any] = {
     "argmax": blocks.argmax,
     "argmin": blocks.argmin,
     **{f"atomic_{op}": getattr(memory, f"atomic_{op}") for op in _ATOMICS},
+    "make_block_ptr": memory.BlockPointer,
     "cast": to,
     "permute": blocks.trans,
     "view": blocks.reshape,

@@ -38,10 +38,10 @@ class BlockPointer:
 
     __slots__ = ("base", "block", "offsets", "order", "shape", "strides")
 
-    def __init__(self, base: Any, shape: Any, strides: Any, offsets: Any, block: Any, order: Any) -> None:
+    def __init__(self, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any) -> None:
         self.base, self.order = base, order
         self.shape, self.strides, self.offsets = tuple(shape), tuple(strides), tuple(offsets)
-        self.block = tuple(int(size) for size in block)
+        self.block = tuple(int(size) for size in block_shape)
 
     @property
     def dtype(self) -> Any:
@@ -66,11 +66,6 @@ class BlockPointer:
                 inside = here if inside is None else inside & here
         return self.base.with_offsets(places), inside
 
-    def advance(self, by: Any) -> BlockPointer:
-        """tl.advance."""
-        offsets = [sum64(offset, step) for offset, step in zip(self.offsets, by, strict=True)]
-        return BlockPointer(self.base, self.shape, self.strides, offsets, self.block, self.order)
-
 
 def _lift(value: Any, rank: int) -> Any:
     """A number as int64; one of each lane with as many more axes, so that a block broadcasts with it."""
@@ -88,12 +83,9 @@ def sum64(x: Any, y: Any) -> Any:
     return first + second
 
 
-def make_block_ptr(base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any) -> BlockPointer:
-    return BlockPointer(base, shape, strides, offsets, block_shape, order)
-
-
 def advance(base: BlockPointer, offsets: Any) -> BlockPointer:
-    return base.advance(offsets)
+    moved = [sum64(offset, step) for offset, step in zip(base.offsets, offsets, strict=True)]
+    return BlockPointer(base.base, base.shape, base.strides, moved, base.block, base.order)
 
 
 _lowest = np.minimum.reduce
@@ -196,9 +188,7 @@ def _violation(memory: Memory, offsets: Any, verb: str) -> NoReturn:
     gap = " (inside the extent, but in a gap between the view's rows)" if 0 <= offset < memory.size else ""
     more = f"; {lanes.size} of {flat.size} active lanes" if flat.size > 1 else ""
     raise OutOfBounds(
-        f"{verb} offset {offset}{gap}, legal offsets {legal} of {memory.describe()}{more}",
-        argument=memory.name,
-        **where(),
+        f"{verb} offset {offset}{gap}, legal offsets {legal} of {memory.describe()}{more}", argument=memory.name, **where()
     )
 
 
@@ -358,12 +348,7 @@ def put(memory: Memory, base: int, offsets: Any, value: Any) -> None:
 
 
 def store(
-    pointer: Any,
-    value: Any,
-    mask: Any = None,
-    boundary_check: Any = (),
-    cache_modifier: Any = "",
-    eviction_policy: Any = "",
+    pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), cache_modifier: Any = "", eviction_policy: Any = ""
 ) -> None:
     """tl.store: value (cast to the element type as C does) into the active lanes.  Raises OutOfBounds before writing
     any lane."""

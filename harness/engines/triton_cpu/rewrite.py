@@ -26,37 +26,11 @@ _BINARY: dict[type[ast.operator], str] = {
     ast.RShift: "shr",
 }
 
-_COMPARE: dict[type[ast.cmpop], str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
+_COMPARE: dict[type[ast.cmpop], str] = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 
 # Calls whose result is never a Python number, so that assigning it needs no look.
 _TYPED_CALLS = frozenset(
-    [
-        "load",
-        "program_id",
-        "num_programs",
-        "arange",
-        "zeros",
-        "full",
-        "where",
-        "dot",
-        "sum",
-        "max",
-        "min",
-        "exp",
-        "exp2",
-        "log",
-        "to",
-        "cast",
-        "trans",
-        "reshape",
-    ]
+    "load program_id num_programs arange zeros full where dot sum max min exp exp2 log to cast trans reshape".split()  # noqa: SIM905
 )
 
 _STATIC = (ast.Constant, ast.BinOp, ast.BoolOp, ast.Compare, ast.operator, ast.boolop, ast.cmpop, ast.Not, ast.UnaryOp)
@@ -93,17 +67,11 @@ class Rewriter(ast.NodeTransformer):
         static = isinstance(test, ast.Compare) and all(isinstance(op, identity) for op in test.ops)
         return test if static else ast.copy_location(self.call("truth", test), test)
 
-    def visit_If(self, node: ast.If) -> ast.AST:
+    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> ast.AST:
         node.test = self._rewrite_test(node.test)
         return self.generic_visit(node)
 
-    def visit_While(self, node: ast.While) -> ast.AST:
-        node.test = self._rewrite_test(node.test)
-        return self.generic_visit(node)
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        node.test = self._rewrite_test(node.test)
-        return self.generic_visit(node)
+    visit_While = visit_IfExp = visit_If  # noqa: N815  as ast has them
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list, node.returns = [], None

@@ -189,17 +189,12 @@ def and_(a: Any, b: Any) -> Any:
         a, b = align(a, b)
     try:
         result = a & b
-    except TypeError:
-        return _of_two_kinds(operator.and_, a, b)
+    except TypeError:  # numpy has no such type: uint64 with signed integers
+        return _repair(operator.and_, a, b, None)
     cls = result.__class__
     if cls is bool_ or (cls is ndarray and result.dtype is BOOL):
         return result
     return _to_triton_type(operator.and_, a, b, result)
-
-
-def _of_two_kinds(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """An operation on bits in Triton's common type, where numpy has none: of uint64 and signed integers."""
-    return _repair(op, a, b, None)
 
 
 def _bitwise(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -207,8 +202,8 @@ def _bitwise(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         a, b = align(a, b)
         try:
             result = op(a, b)
-        except TypeError:
-            return _of_two_kinds(op, a, b)
+        except TypeError:  # as of and_
+            return _repair(op, a, b, None)
         return _to_triton_type(op, a, b, result)
 
     return apply

@@ -20,7 +20,6 @@ ADAPTERS = (
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
-    """What adapters need, and what SGLang refuses beside them."""
     recipe = RECIPES[case.model]
     if case.adapters and not takes_adapters(recipe):
         why = "eagletwin has adapters of Llama's linear maps alone"

@@ -26,7 +26,6 @@ def _without_cache(case: Case) -> Iterator[Case]:
 
 
 def _refusals(case: Case) -> Iterator[Refusal]:
-    """What a hierarchical cache needs."""
     recipe, settings = RECIPES[case.model], case.engine.sglang
     if settings.host_pages and not settings.radix_cache:
         yield "host_pages without the prefix cache: there is nothing to keep", "set radix_cache"
@@ -62,9 +61,5 @@ HOST = of_settings(
         ),
     },
 )
-RADIX = of_settings(
-    "radix_cache",
-    "prefix cache",
-    without=_without_cache,
-)
+RADIX = of_settings("radix_cache", "prefix cache", without=_without_cache)
 DIMENSIONS = (HOST, RADIX)

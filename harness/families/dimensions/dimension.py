@@ -92,7 +92,6 @@ class Dimension:
     arguments: Callable[[Case], Mapping[str, Any]] = _nothing
 
     def put(self, request: Request, value: Any) -> Request:
-        """The request with this value of it."""
         return put(request, self.name, value)
 
 
@@ -120,7 +119,6 @@ def put(request: Request, name: str, value: Any) -> Request:
 
 
 def with_requests(case: Case, change: Callable[[Request], Request]) -> Case:
-    """The case with each request changed."""
     return replace(case, requests=tuple(map(change, case.requests)))
 
 
@@ -142,17 +140,14 @@ def draw_each(name: str, values: tuple[Any, ...]) -> "Callable[[st.DrawFn, Case,
 
 
 def with_events(case: Case, stays: Callable[[Event], bool]) -> Case:
-    """The case with the events that stay."""
     return replace(case, events=tuple(filter(stays, case.events)))
 
 
 def with_settings(case: Case, **changes: object) -> Case:
-    """The case with other settings of SGLang's engine."""
     return replace(case, engine=replace(case.engine, sglang=replace(case.engine.sglang, **changes)))
 
 
 def on_one_rank(case: Case) -> Case:
-    """The case without DP attention."""
     return with_settings(with_requests(case, lambda request: replace(request, dp_rank=0)), attn_dp_size=1)
 
 

@@ -113,17 +113,8 @@ IN_STEP = _of_events(
         ),
     },
 )
-ABORTS = _of_events(
-    "aborts",
-    "aborts",
-    lambda event: event.kind == "abort",
-    refusals=_refusals,
-)
-RETRACTIONS = _of_events(
-    "retractions",
-    "retractions",
-    lambda event: event.kind == "retract",
-)
+ABORTS = _of_events("aborts", "aborts", lambda event: event.kind == "abort", refusals=_refusals)
+RETRACTIONS = _of_events("retractions", "retractions", lambda event: event.kind == "retract")
 PAUSES = _of_events("pauses", "pauses", lambda event: event.kind in ("pause", "resume"))
 FLUSHES = _of_events("flushes", "flushes", lambda event: event.kind == "flush")
 DIMENSIONS = (RETRACTIONS, IN_STEP, ABORTS, PAUSES, FLUSHES)

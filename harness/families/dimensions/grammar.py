@@ -71,7 +71,6 @@ def _grammar(draw: st.DrawFn) -> Grammar:
 
 
 def grammars() -> "st.SearchStrategy[Grammar]":
-    """Small grammars."""
     return st.composite(_grammar)()
 
 

@@ -19,7 +19,6 @@ def _draw(draw: st.DrawFn, request: Request, vocabulary: int) -> Logprobs | None
 
 
 def _refusals(case: Case, request: Request) -> Iterator[Refusal]:
-    """What SGLang would refuse."""
     wanted, size = request.logprobs, RECIPES[case.model].target.vocab_size
     if wanted is None:
         return

@@ -46,14 +46,6 @@ def _layer_refusals(case: Case) -> Iterator[Refusal]:
         yield f"num_draft_tokens {case.verify_nodes}: {of}", "leave num_draft_tokens out"
 
 
-def _chooses_rows(recipe: Recipe) -> bool:
-    return recipe.target.index is not None
-
-
-def _compresses_rows(recipe: Recipe) -> bool:
-    return recipe.target.compressed is not None
-
-
 def _compressed_refusals(case: Case) -> Iterator[Refusal]:
     """What of a case nobody judges yet of a model with compressed rows, beside what chosen rows do not have either."""
     shape = RECIPES[case.model].target.compressed
@@ -73,13 +65,8 @@ def _compressed_refusals(case: Case) -> Iterator[Refusal]:
         yield f"update_weights with {case.model}: not tried", "leave it out"
 
 
-def _chosen_refusals(case: Case) -> Iterator[Refusal]:
-    """What of a case nobody judges yet of a model whose rows attend to chosen rows."""
-    if _chooses_rows(RECIPES[case.model]):
-        yield from _untried(case)
-
-
 def _untried(case: Case) -> Iterator[Refusal]:
+    """What of a case nobody judges yet of a model whose rows attend to chosen rows, or are compressed."""
     settings = case.engine.sglang
     if case.topk > 1:
         yield f"topk {case.topk} with {case.model}: SGLang's backend lets a node of verify see all before it", "use 1"
@@ -134,16 +121,16 @@ DIMENSIONS = (
     _of_recipes("latent attention", lambda recipe: recipe.target.latent is not None, key="latent"),
     _of_recipes(
         "sparse attention",
-        _chooses_rows,
+        lambda recipe: recipe.target.index is not None,
         key="sparse",
         kind="sparse",
-        refusals=_chosen_refusals,
+        refusals=lambda case: iter(()) if RECIPES[case.model].target.index is None else _untried(case),
         modes=dict.fromkeys(("dtype", "tp", "pp", "dp"), "not tried")
         | {"device": "FlashMLA's prefill takes a multiple of 128 chosen rows, and this recipe chooses 8"},
     ),
     _of_recipes(
         "compressed rows",
-        _compresses_rows,
+        lambda recipe: recipe.target.compressed is not None,
         key="compressed",
         kind="compressed",
         refusals=_compressed_refusals,

@@ -26,7 +26,6 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 
 def _sizes(case: Case, request: Request) -> Iterator[Refusal]:
-    """Its tokens and its length."""
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     outside = [
         one for one in (*request.prompt, *(bias.token for bias in request.logit_bias)) if one >= recipe.target.vocab_size
@@ -83,9 +82,5 @@ SEVERAL = Dimension(
 )
 ARRIVALS = of_requests("arrive", "late arrivals", size=int, plain="all arrive at the start")
 AFTER = of_requests("after", "waiting requests", plain="each comes at its arrival", refusals=_after_refusals)
-STOP = of_requests(
-    "stop",
-    "stop tokens",
-    size=len,
-)
+STOP = of_requests("stop", "stop tokens", size=len)
 DIMENSIONS = (SEVERAL, ARRIVALS, AFTER, STOP)

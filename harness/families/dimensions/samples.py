@@ -26,10 +26,7 @@ def _refusals(case: Case) -> Iterator[Refusal]:
                 "remove the event, or set n to 1",
             )
         if any(other.after == request.id for other in case.requests):
-            yield (
-                f"{where}: another request comes after it, and it has {request.n} ends",
-                "set its n to 1, or remove `after`",
-            )
+            yield (f"{where}: another request comes after it, and it has {request.n} ends", "set its n to 1, or remove `after`")
         if len(request.id) + len(LONGEST) >= MOST_LETTERS:
             yield f"{where}: no room in the id for the number of a sample", "shorten the id"
     if (count := len(expand_samples(case).requests)) > MOST_REQUESTS:

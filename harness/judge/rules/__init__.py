@@ -85,7 +85,6 @@ def stages(*names: str) -> Callable[[_Function], _Function]:
 
 @cache
 def catalogue() -> Mapping[str, Rule]:
-    """All rules, by name."""
     for file in sorted(Path(__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):

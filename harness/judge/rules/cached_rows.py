@@ -118,7 +118,6 @@ class CacheRows(Rules):
 
     @stages("copy")
     def note_copied(self, number: int, record: Record) -> None:
-        """Rows went to the host, or came back."""
         carry(pairs_of(self._trace, number), bool(record.numbers["restore"]), self._committed, self._on_host)
 
     @stages("prefill", "extend")

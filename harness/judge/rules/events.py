@@ -17,8 +17,6 @@ WORK = ("prefill", "draft", "verify", "extend")
 
 
 class Events(Rules):
-    """Checks the events of one case."""
-
     def begin(self) -> None:
         self._overlap = self._trace.header.engine.overlap
         self._turns = self._trace.header.engine.pp
@@ -150,8 +148,6 @@ class Events(Rules):
 
 
 class Aborts(Rules):
-    """Judges the records of aborts of one trace."""
-
     def begin(self) -> None:
         self._batch = {record.iteration: record.step for record in self._records if record.stage == "batch"}
         self._ended = self._context.ended
@@ -237,7 +233,6 @@ class GivenUp(Rules):
 
     @stages("finished")
     def check_finished(self, _number: int, record: Record) -> None:
-        """A request has ended."""
         if not self._on or not record.numbers["aborted"] or record.request in self._context.impossible:
             return
         request = self._case.request(record.request)

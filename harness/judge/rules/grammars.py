@@ -80,7 +80,6 @@ class Grammars(Rules):
             self._compare.report(before, _OUTPUT, "the round", expected, "a further round")
 
     def _check_token(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
-        """A token that a forward gave, after these."""
         grammar = self._grammars[place.record.request]
         if grammar is None or not self._any or not self._compare.on(_OUTPUT):
             return

@@ -17,8 +17,6 @@ from .trees import Trees
 
 
 class Inputs(Rules):
-    """Of every forward."""
-
     @rule("target.inputs", "3.6", weights="no")
     @stages("target.extend")
     def prompt(self, number: int, record: Record) -> None:

@@ -28,8 +28,6 @@ _RULE = "output.hidden"
 
 
 class HiddenStates(Rules):
-    """Judges the states that requests were given."""
-
     @rule("output.hidden", "3.9", weights="in part")
     @stages("finished")
     def check_states(self, number: int, record: Record) -> None:
@@ -124,8 +122,6 @@ _STREAM = "output.stream"
 
 
 class Stream(Rules):
-    """Judges the messages that a request was sent."""
-
     @rule("output.stream", "3.9", weights="no")
     @stages("finished")
     def check_messages(self, number: int, record: Record) -> None:

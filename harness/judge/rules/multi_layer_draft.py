@@ -379,7 +379,6 @@ class Layers(Rules):
             self._compare.stored_rows(place, "draft.kv", expected, np.stack(stored), lambda n: f"{name} {at[n]}")
 
     def cached(self, number: int, record: Record) -> None:
-        """Rows that the prefix cache keeps."""
         replay, slots = self._replays[record.request], self._trace.integers(number, "slots")
         for layer, part in enumerate(self.parts):
             place = Place(record, "finished", layer=layer)

@@ -212,8 +212,6 @@ class _Places(NamedTuple):
 
 
 class LogprobRules(Rules):
-    """Judges what a request was told of probabilities."""
-
     @rule("output.logprobs", "3.9", weights="in part")
     @stages("finished")
     def check_logprobs(self, number: int, record: Record) -> None:

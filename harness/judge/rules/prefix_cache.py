@@ -80,7 +80,6 @@ class KeptRows(Rules):
 
     @stages("batch")
     def batch(self, number: int, _record: Record) -> None:
-        """A batch begins: chunks before it are over."""
         if self._on:
             self._batch = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
@@ -150,7 +149,6 @@ class KeptRows(Rules):
 
     @stages("extend")
     def round(self, _number: int, record: Record) -> None:
-        """A round is over."""
         if not self._is_promised(record):
             return
         name, end = record.request, record.numbers["seq_len"]
@@ -160,7 +158,6 @@ class KeptRows(Rules):
 
     @stages("finished")
     def note_finished(self, number: int, record: Record) -> None:
-        """A request has ended."""
         name = record.request
         tokens = self._trace.integers(number, "tokens")
         sent = len(self._replays[name].prompt) + len(tokens)
@@ -226,7 +223,6 @@ class Hits(Rules):
 
     @stages("batch")
     def batch(self, number: int, record: Record) -> None:
-        """A batch begins."""
         if not self._rows.on:
             return
         slots = self._trace.integers(number, "cached")
@@ -238,7 +234,6 @@ class Hits(Rules):
 
     @stages("copy")
     def note_copied(self, number: int, record: Record) -> None:
-        """Rows went to the host, or came back."""
         if record.numbers["restore"]:
             self._restored |= {device for device, _ in pairs_of(self._trace, number)}
 

@@ -36,8 +36,6 @@ _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided 
 
 
 class Samples(Rules):
-    """Judges what depends on chance in one trace."""
-
     def begin(self) -> None:
         self._on = self._case.samples and self._model.numbers
         self._drawn: dict[tuple[float, ...], Record] = {}  # coins -> the round that had them

@@ -78,8 +78,6 @@ class _Run:
 
 
 class Sessions(Rules):
-    """Follows the sessions of one trace."""
-
     def begin(self) -> None:
         self._page = self._case.page_size
         self._of = {request.id: request.session for request in self._case.requests if request.session}
@@ -107,7 +105,6 @@ class Sessions(Rules):
 
     @stages("session")
     def note_change(self, _number: int, record: Record) -> None:
-        """A request is handed in, or a session closed."""
         if not record.request:
             self._sessions[self._case.sessions[record.numbers["closes"]]].open = False
             return
@@ -121,7 +118,6 @@ class Sessions(Rules):
 
     @stages("finished")
     def ended(self, number: int, record: Record) -> None:
-        """A request is over."""
         session = self._sessions.get(self._of.get(record.request, ""))
         if session is None:
             return

@@ -31,7 +31,6 @@ class Slots(Rules):
 
     @stages("batch")
     def batch(self, number: int, record: Record) -> None:
-        """A batch begins, and this is who owns what."""
         names = {index: key.removeprefix("request.") for key, index in record.numbers.items()}
         owners = [names[owner] for owner in self._trace.integers(number, "owners")]
         self._owners, self._foreign = list(zip(self._trace.integers(number, "slots"), owners, strict=True)), {}
@@ -263,7 +262,6 @@ class Windows(Rules):
 
     @stages("batch")
     def batch(self, number: int, record: Record) -> None:
-        """A batch begins."""
         if not self._back or "window_slots" not in record.tensors:
             return
         slots, led, owners = (self._trace.array(number, name) for name in ("slots", "window_slots", "owners"))
@@ -339,6 +337,5 @@ def _columns(committed: int, topk: int, num_steps: int, page_size: int) -> list[
 
 @lru_cache(maxsize=256)  # verify and draft extend write the same
 def _block(committed: int, num_draft_tokens: int) -> list[int]:
-    """Columns of the nodes."""
     columns: list[int] = verify_columns(committed, num_draft_tokens).tolist()
     return columns

@@ -207,7 +207,6 @@ class TrackedStates(Rules):
 
     @stages("extend")
     def round(self, _number: int, record: Record) -> None:
-        """A round is over."""
         row = self._round(record).end // self._grid * self._grid
         self._hand_over(record.request)
         if self.on and row > self._round(record).committed:
@@ -255,7 +254,6 @@ class TrackedStates(Rules):
 
     @stages("finished")
     def check_finished(self, number: int, record: Record) -> None:
-        """A request is over."""
         if not self.on or record.numbers["aborted"]:
             return
         self._hand_over(record.request)

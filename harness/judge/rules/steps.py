@@ -18,8 +18,6 @@ _PARTS, _FED, _CHOSEN = "steps.parts", "steps.fed", "steps.chosen"
 
 
 class Steps(Rules):
-    """Follows the choice of steps through one trace."""
-
     def begin(self) -> None:
         engine = self._trace.header.engine
         self._policy = _policy(self._case)
@@ -94,7 +92,6 @@ class Steps(Rules):
 
     @stages("flushed")
     def check_flushed(self, _number: int, record: Record) -> None:
-        """All results are in."""
         if self._policy is not None and self._fed < len(self._ran) and self._compare.on(_FED):
             name, expected = "accepted drafts that the choice was told", f"those of {len(self._ran)} batches"
             self._compare.report(Place(record, "finished"), _FED, name, expected, f"those of {self._fed}")

@@ -40,8 +40,6 @@ def _shape(parents: tuple[int, ...]) -> _Shape:
 
 
 class Trees(Rules):
-    """Compares the trees of one trace."""
-
     def begin(self) -> None:
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
         self._begins: set[str] = set()  # requests that were prefilled, and have had no round since
@@ -77,7 +75,6 @@ class Trees(Rules):
 
     @stages("draft")
     def check_draft(self, number: int, record: Record) -> None:
-        """draft() has returned a tree."""
         round, begins = self._round(record), record.request in self._begins
         self._begins.discard(record.request)
         if record.numbers.get("undrafted"):
@@ -225,7 +222,6 @@ class Trees(Rules):
             self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
 
     def _shape(self, record: Record) -> _Shape | None:
-        """What follows from who is whose parent."""
         parents = parents_of(self._case, self._round(record))
         return None if parents is None else _shape(parents)
 

@@ -12,8 +12,6 @@ from .sampling import Samples
 
 
 class Verification(Rules):
-    """Judges the choices of tokens of one trace."""
-
     @rule("verify.accept", "3.5", weights="in part", also=("extend",))
     @stages("verify")
     def accept(self, number: int, record: Record) -> None:

@@ -20,8 +20,6 @@ _RULE = "output.plain"
 
 
 class PlainDecode(Rules):
-    """Checks the records `plain` of one trace."""
-
     @rule("output.plain", "3.9", weights="yes")
     @stages("plain")
     def check_answer(self, number: int, record: Record) -> None:

@@ -184,7 +184,6 @@ class Listener(Taps):
         return result
 
     def _look_at_pool(self, batch: Any) -> None:
-        """The pool's counts, once a second."""
         now = time.monotonic()
         if now - self._looked_at_pool < _POOL_SECONDS or type(self._scheduler.tree_cache).__name__ not in _CACHES:
             return
@@ -228,7 +227,7 @@ class Listener(Taps):
         request = recording.request
         if ending.kind == "finished":
             aborted, otherwise = server_facts.ended_otherwise(request)
-            tokens = np.array(server_facts.output_tokens(request), np.int64)
+            tokens = np.array(request.output_ids_through_stop, np.int64)
             numbers = {"aborted": int(aborted), "otherwise": int(otherwise)}
             recording.add(0, "finished", numbers, {"tokens": tokens}, when=When(self._batches + 1))
         of = self._of

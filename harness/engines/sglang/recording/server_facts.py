@@ -21,28 +21,12 @@ from ..taps.speculation import Speculation
 from .underway import Recording
 
 # Of SGLang's server arguments, those by which it drafts, keeps its rows and makes its batches.
-_ARGUMENTS = (
-    "model_path",
-    "speculative_draft_model_path",
-    "speculative_algorithm",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "enable_multi_layer_eagle",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "attention_backend",
-    "speculative_attention_mode",
-    "speculative_use_rejection_sampling",
-    "page_size",
-    "chunked_prefill_size",
-    "disable_radix_cache",
-    "disable_overlap_schedule",
-    "disable_cuda_graph",
-    "tp_size",
-    "dp_size",
-)
+_ARGUMENTS = """
+model_path speculative_draft_model_path speculative_algorithm speculative_num_steps speculative_eagle_topk
+speculative_num_draft_tokens enable_multi_layer_eagle dtype quantization kv_cache_dtype attention_backend
+speculative_attention_mode speculative_use_rejection_sampling page_size chunked_prefill_size disable_radix_cache
+disable_overlap_schedule disable_cuda_graph tp_size dp_size
+""".split()  # noqa: SIM905
 
 
 def launch() -> str:
@@ -53,12 +37,10 @@ def launch() -> str:
 
 
 def arguments_of(scheduler: Any) -> dict[str, str]:
-    """The server's arguments, as it uses them."""
     return {name: str(getattr(scheduler.server_args, name)) for name in _ARGUMENTS if hasattr(scheduler.server_args, name)}
 
 
 def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
-    """What runs there."""
     import transformers
     import triton
 
@@ -84,12 +66,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
 
 
 def model_of(scheduler: Any, of: Speculation) -> ServedModel:
-    """The sizes of its model."""
-    return ServedModel(
-        vocab_size=int(scheduler.model_config.vocab_size),
-        mtp_layers=of.layers,
-        states=of.states,
-    )
+    return ServedModel(vocab_size=int(scheduler.model_config.vocab_size), mtp_layers=of.layers, states=of.states)
 
 
 def request_of(recording: Recording, options: RecordOptions) -> RecordedRequest:
@@ -150,8 +127,3 @@ def ended_otherwise(request: Any) -> tuple[bool, bool]:
         request.sampling_params, "min_new_tokens", 0
     )
     return reason == "FINISH_ABORT", not by_tokens
-
-
-def output_tokens(request: Any) -> list[int]:
-    """The tokens that were sent for it."""
-    return [int(token) for token in request.output_ids_through_stop]

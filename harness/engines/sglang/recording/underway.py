@@ -60,7 +60,9 @@ class Recording:
         self, round: int, stage: str, numbers: dict[str, int], tensors: dict[str, Array], *, own: bool = True, **key: Any
     ) -> None:
         """A record; own: of this request, and not of its batch or the pool."""
-        tensors = {name: _own_copy(array) for name, array in tensors.items() if array.dtype.kind != "f" or name == KEPT}
+        kept = {name: array for name, array in tensors.items() if array.dtype.kind != "f" or name == KEPT}
+        # a request's part of what a batch has, without the rest of it
+        tensors = {name: array.copy() if array.base is not None else array for name, array in kept.items()}
         if "table" in tensors:
             more, changed = self._tables.changes(tensors.pop("table"))
             numbers, tensors = numbers | more, tensors | changed
@@ -82,25 +84,20 @@ class Recording:
         return found
 
 
-def _own_copy(array: Array) -> Array:
-    """A request's part of what a batch has, without the rest of it."""
-    return array.copy() if array.base is not None else array
-
-
 def permutation(key: str, rid: str, vocab_size: int) -> Array:
     """A permutation of the vocabulary [V], the same on every rank for one request."""
     seed = int.from_bytes(sha256(f"{key}/{rid}".encode()).digest(), "big")
     return np.random.default_rng(seed).permutation(vocab_size)
 
 
-class UnderWay:
+class UnderWay(Recorder):
     """All of them, by SGLang's id of the request."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.by_rid: dict[str, Recording] = {}
 
     def of(self, requests: list[Any]) -> list[Recording]:
-        """The recordings of a batch's requests."""
         return [self.by_rid[request.rid] for request in requests if request.rid in self.by_rid]
 
     def add(
@@ -110,13 +107,13 @@ class UnderWay:
         stage: str,
         *,
         numbers: dict[str, int] | None = None,
-        tensors: dict[str, Array] | None = None,
+        tensors: Mapping[str, Any] | None = None,
         **key: Any,
     ) -> None:
-        """As Recorder.add. What belongs to requests that are not recorded is dropped."""
+        """As Recorder.add, of arrays. What belongs to requests that are not recorded is dropped."""
         recording = self.by_rid.get(request)
         if recording is not None:
-            recording.add(round, stage, numbers or {}, tensors or {}, **key)
+            recording.add(round, stage, numbers or {}, dict(tensors or {}), **key)
 
 
 # The draft's KV rows of requests that are recorded: each once, when it is committed. What a checkpoint at hand explains.

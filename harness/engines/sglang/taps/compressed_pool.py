@@ -44,8 +44,6 @@ class _Rows:
 
 
 class CompressedPool(Pool):
-    """One runner's."""
-
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._ratios = [int(ratio) for ratio in pool.compression_ratios][pool._stage_start : pool._stage_end]
@@ -144,5 +142,4 @@ class CompressedPool(Pool):
 
 
 def pool_of(pool: Any) -> Pool:
-    """What reads a runner's KV pool."""
     return CompressedPool(pool) if hasattr(pool, "compression_ratios") else Pool(pool)

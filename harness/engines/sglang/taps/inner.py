@@ -92,17 +92,13 @@ class Inner:
                 wraps.method(graph, "prepare", self._around_prepare)
             else:
                 wraps.method(graph, "execute", partial(self._around_forward, 0))
-        for router in self._routers() if self.states else ():
+        for router in self._parts_called("TopK") if self.states else ():  # each chooses experts for a layer's rows
             wraps.method(router, "forward", self._around_router)
         for indexer in self._parts_called("Indexer") if self.states else ():
             wraps.method(indexer, "forward", self._around_indexer)
         # the only place where all candidates of a step are together
         wraps.function(of.module, "select_top_k_tokens", self._around_select)
         wraps.value(install, "listener", self)
-
-    def _routers(self) -> list[Any]:
-        """What chooses experts for the rows of a layer, in target and draft."""
-        return self._parts_called("TopK")
 
     def _parts_called(self, name: str) -> list[Any]:
         """The parts of target and draft whose class has this name."""

@@ -176,19 +176,11 @@ class VerifyPass:
         for n, length in enumerate(self.lengths):
             accept_len = self.accept_lens[n]
             kept = max(0, min(accept_len, of.width))  # a wrong accept_len must reach the judge, not break the tap
-            tensors = {
-                "predicted": predicted[n, :kept],
-                "accept_index": accepted[n, :kept] - n * of.width,
-            }
+            tensors = {"predicted": predicted[n, :kept], "accept_index": accepted[n, :kept] - n * of.width}
             tensors |= coins.of(n, tensors["accept_index"])
             if path is not None:  # a chain's path is in front as it is
                 tensors["path_hidden"] = path[n, :kept]
-            numbers = {
-                "seq_len": length,
-                "accept_len": accept_len,
-                "bonus": bonus[n],
-                "new_seq_len": new_lengths[n],
-            }
+            numbers = {"seq_len": length, "accept_len": accept_len, "bonus": bonus[n], "new_seq_len": new_lengths[n]}
             found.append((numbers, tensors))
         return found
 

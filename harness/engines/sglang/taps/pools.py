@@ -108,8 +108,6 @@ def _in_numpy(layer: Buffers) -> bool:
 
 
 class Pool:
-    """One runner's KV pool."""
-
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._layers = buffers(pool)
@@ -167,7 +165,6 @@ class Pool:
         return {}
 
     def copies(self) -> list[Tensor]:
-        """All that is stored now."""
         return [part.clone() for layer in self._layers for part in layer.tensors]
 
     def slots_that_differ(self, copies: list[Tensor], first: int) -> Array:
@@ -444,6 +441,5 @@ class StatePool:
 
 
 def states_of(scheduler: Any) -> StatePool | None:
-    """Of a target that has such layers."""
     pool = scheduler.req_to_token_pool
     return StatePool(pool, scheduler.tree_cache) if hasattr(pool, "mamba_pool") else None

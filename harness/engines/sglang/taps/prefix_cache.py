@@ -28,8 +28,6 @@ Copied = Callable[[str, bool, dict[str, Array]], None]
 
 
 class HostTier:
-    """Of one scheduler."""
-
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._controller = cache.cache_controller
@@ -158,8 +156,6 @@ LookedUp = Callable[[str, dict[str, Array]], None]
 
 
 class LookUps:
-    """Of one scheduler, whose prefix cache this is."""
-
     def __init__(self, cache: Any, allocation: Allocation, host_tier: HostTier | None) -> None:
         self._cache, self._allocation, self._host_tier = cache, allocation, host_tier
 
@@ -193,13 +189,10 @@ Read = Callable[[dict[str, Array]], None]
 
 
 class PausedReads:
-    """Of one scheduler, whose slots these are."""
-
     def __init__(self, scheduler: Any, allocation: Allocation) -> None:
         self._scheduler, self._allocation = scheduler, allocation
 
     def watch(self, wraps: Wraps, read: Read) -> None:
-        """Have it told each time."""
 
         def around(call: Around, *args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)

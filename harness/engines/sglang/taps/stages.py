@@ -10,14 +10,14 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
-from eagletwin.harness.core.trace import When
+from eagletwin.harness.core.trace import Recorder, When
 from eagletwin.harness.engines.inside.blame import Around, Wraps
 
 from .inner import Inner
 from .passes import DraftPass
 from .pools import Allocation, Pool
 from .taps import Taps
-from .writer import Takes, Writer
+from .writer import Writer
 
 # Taps that follow a run and record nothing of it: what recording costs is the difference (`speed` of tests/lab), and with
 # nothing that waits for a GPU its streams may race (drive.py).
@@ -86,7 +86,7 @@ class PlainTaps(Unrecorded):
     The worker goes on from what was sent, with all that it keeps of it (penalties, grammars), so that one token that it would
     have chosen otherwise does not make all that follow incomparable. It leaves a record `plain` of each request."""
 
-    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
+    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
         self.writer = Writer(recorder)
         self.requests: dict[str, Any] = {}
         self.prefills = 0
@@ -151,7 +151,7 @@ _Record = tuple[str, int, dict[str, int], dict[str, Array], int]
 class KeepingWriter(Writer):
     """Keeps the records of drafts until their requests are verified: of one that has ended, or is prefilled again, never."""
 
-    def __init__(self, recorder: Takes) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         self._kept: dict[str, list[_Record]] = {}
         self._keeps = False
@@ -227,16 +227,13 @@ class EarlierStage(PlainTaps):
     records = True
     poisons = True
 
-    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
+    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
         super().__init__(scheduler, recorder, reached)
         self.pools = {"target": Pool(scheduler.tp_worker.model_runner.token_to_kv_pool)}
 
     def __enter__(self) -> Taps:
         self._wraps.method(self._scheduler, "run_batch", self._around_batch)
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._wraps.undo()
 
     def watch_coins(self) -> None:
         """The last stage draws them."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.errors import not_seen
-from eagletwin.harness.core.trace import snapshot
+from eagletwin.harness.core.trace import Recorder, snapshot
 from eagletwin.harness.engines.inside.blame import Wraps
 
 from ..compat import adaptive, memory, workers
@@ -36,7 +36,7 @@ from .pools import Allocation, Pool, states_of
 from .prefix_cache import host_tier_of, look_ups_of, reads_of
 from .sampling import Coins, Masks
 from .speculation import speculation
-from .writer import Takes, Writer
+from .writer import Writer
 
 
 class Taps:
@@ -91,7 +91,7 @@ class Taps:
     poisons = True  # whether the pools are poisoned before a case
     numbers = True  # whether hidden states, KV rows and probabilities are recorded, and not integers alone
 
-    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
+    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
         self.writer = self.writes(recorder)
         self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
         self.prefills = 0  # prefill batches so far
@@ -281,7 +281,6 @@ class Taps:
         return trees
 
     def _masks(self, result: Any, lengths: list[int]) -> list[Array]:
-        """The tree's part of each request's mask."""
         return tree_masks(snapshot(result.custom_mask), self._mask_mode(), self._of.width, lengths)
 
     def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it

@@ -2,33 +2,16 @@
 
 from collections import Counter
 from collections.abc import Container
-from typing import Any, Protocol
+from typing import Any
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.trace import When
-
-
-class Takes(Protocol):
-    """What a Writer adds to: a Recorder, or what stands in its place."""
-
-    def add(
-        self,
-        request: str,
-        round: int,
-        stage: str,
-        *,
-        step: int = 0,
-        layer: int = 0,
-        when: When = ...,
-        numbers: dict[str, int] | None = None,
-        tensors: dict[str, Array] | None = None,
-    ) -> None: ...
+from eagletwin.harness.core.trace import Recorder, When
 
 
 class Writer:
     """Counts while a case runs. drive.py sets `iteration`; all else is counted here."""
 
-    def __init__(self, recorder: Takes) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.iteration = 0
         self._recorder = recorder
         # of batches, copies, look-ups, results before a retraction and what the choice of steps was told, each by its stage
