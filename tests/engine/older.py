@@ -8,6 +8,7 @@ import pytest
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source, here, resolve
+from eagletwin.harness.engines.start import Zygote
 
 from ..lab.serving.zygote import FrontEnd
 
@@ -41,7 +42,7 @@ def host_of(release: str) -> Iterator[Host]:
 
 
 @contextmanager
-def zygote_of(release: str) -> Iterator[FrontEnd]:
+def zygote_of(release: str) -> Iterator[Zygote]:
     """A process for servers of the release, which is started. Skips the test if the release is not in the cache."""
     with FrontEnd(_cached(release)) as zygote:
         zygote.start()

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import BUILD_SECONDS, Host, PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.engines.start import Zygote
 
 from .serving import messages
 from .serving.zygote import FrontEnd
@@ -35,9 +36,9 @@ _END_SECONDS = 30.0
 class Servers:
     """A process with SGLang and its HTTP front end imported, and the servers that are forked from it. A context manager.
 
-    zygote: one that was started; None: one of the installed SGLang"""
+    zygote: a FrontEnd that was started; None: one of the installed SGLang"""
 
-    def __init__(self, zygote: FrontEnd | None = None) -> None:
+    def __init__(self, zygote: Zygote | None = None) -> None:
         self._zygote = FrontEnd() if zygote is None else zygote
         if zygote is None:
             self._zygote.start()
