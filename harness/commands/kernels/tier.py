@@ -39,11 +39,11 @@ def same(what: str, found: object, expected: object) -> None:
     `==`."""
     one, other = (value.tolist() if isinstance(value, Tensor) else value for value in (found, expected))
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
-        differ = not torch.equal(found, expected)
-    else:
-        differ = one != other
-    if differ:
-        raise Unequal(what, one, other)
+        if torch.equal(found, expected):
+            return
+    elif one == other:
+        return
+    raise Unequal(what, one, other)
 
 
 def true(what: str, condition: bool) -> None:
