@@ -15,10 +15,10 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.valid import not_driven
 from eagletwin.harness.judge.engines import first_parting
 
-from .matrix import Matrix, Question
+from .matrix import Matrix, Question, run_facts
 from .options import nothing_run, on_engine
 from .prove.proof import worst
-from .result import BothFacts, CheckFacts, emit_result
+from .result import BothFacts, emit_result
 
 
 def run_on_both(name: str, case: Case, before: Sequence[Case], out: Path, spec: RunSpec) -> int:
@@ -44,8 +44,7 @@ def run_on_both(name: str, case: Case, before: Sequence[Case], out: Path, spec: 
     lines = [f"{_line(run, outcome)}\n  folder: {outcome.folder}" for run, outcome in zip(runs, outcomes, strict=True)]
     parting = _parting(runs, outcomes)
     show("\n".join([*lines, "", f"  {parting}", "", f"  again: {again}"]))
-    facts = [_facts(outcome) for outcome in outcomes]
-    emit_result(BothFacts(runs=facts, parting=parting, again=again))
+    emit_result(BothFacts(runs=[run_facts(outcome) for outcome in outcomes], parting=parting, again=again))
     return code
 
 
@@ -53,17 +52,6 @@ def _line(run: RunSpec, outcome: Outcome) -> str:
     verdict = outcome.verdict
     what = "" if verdict.status == "equal" else f": {brief(verdict)}"
     return f"{verdict.status.upper()}  {outcome.case.name} on {run.mode.title} {outcome.trace.header.engine.version}{what}"
-
-
-def _facts(outcome: Outcome) -> CheckFacts:
-    return CheckFacts(
-        case=outcome.case.name,
-        sglang=outcome.trace.header.engine.version,
-        verdict=outcome.verdict,
-        folder=str(outcome.folder),
-        again=outcome.again,
-        known=outcome.known,
-    )
 
 
 def _parting(runs: Sequence[RunSpec], outcomes: Sequence[Outcome]) -> str:

@@ -14,7 +14,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .options import CHANGES, ENGINE, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, WHICH, Names, option, run_options
-from .result import CheckFacts, emit_result, with_json
+from .result import emit_result, with_json
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.case import Case
@@ -83,7 +83,7 @@ def _before(case: str, after: Sequence[str]) -> "tuple[Case, ...]":
 def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, spec: RunSpec, again: str) -> int:
     from eagletwin.harness.engines.host import Host
 
-    from .matrix import Matrix, Question
+    from .matrix import Matrix, Question, run_facts
 
     script = None if before else spec  # a script holds one case
     question = Question(what=case, name=case.name, out=out, run=spec, again=again, after=before, script=script, known=True)
@@ -94,14 +94,5 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
         return EXIT_UNKNOWN
     show(outcome.text(width()))
     print(f"  folder: {outcome.folder}")
-    emit_result(
-        CheckFacts(
-            case=case.name,
-            sglang=outcome.trace.header.engine.version,
-            verdict=outcome.verdict,
-            folder=str(outcome.folder),
-            again=outcome.again or again,
-            known=outcome.known,
-        )
-    )
+    emit_result(run_facts(outcome))
     return spec.exit_code(outcome.verdict)

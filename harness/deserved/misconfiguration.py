@@ -20,8 +20,6 @@ from .rounds import compare
 from .statistics import Text
 from .target import Read
 
-# Mistakes of configuration, each as the draft that it makes: what an engine computes that reads the checkpoint in that way.
-#
 # A mistake is found from both ends. Where a server's rounds are not what the pair deserves, the draft that explains every one
 # of them says what the server does. Where no server is asked, a draft that accepts clearly more than the one that the
 # configuration describes says that the head was trained in another way.
@@ -142,8 +140,6 @@ def is_clearly_more(as_it_says: Sequence[float], otherwise: Sequence[float]) -> 
     error = gain.std(ddof=1) / len(gain) ** 0.5
     return bool(gain.mean() > _ERRORS * error)
 
-
-# Which mistake of configuration a server's rounds betray, and which one a pair's own texts do.
 
 # Answers that are looked at again for each mistake: of those that a mistake does not explain, few are needed.
 _LOOKED_AT = 16

@@ -166,49 +166,11 @@ class Probed(Struct, frozen=True, tag=True):
     numbers: list[list[int]]
 
 
-class Serve(Struct, frozen=True, tag=True, kw_only=True):
-    """Caller -> zygote with a front end, with one end of a socket pair attached: a server of SGLang's for these checkpoints.
-
-    model    the recipe whose checkpoints they are; "": somebody's own
-    port, log  tests/lab/servers.py fills both in: where it listens, if that is 0, and the file of what its processes print
-    more     further arguments of SGLang's launch_server, as they are typed
-    None     what SGLang takes by itself
-    """
-
-    target: str
-    draft: str
-    port: int = 0
-    log: str = ""
-    model: str = ""
-    topk: int = 1
-    num_steps: int = 3
-    num_draft_tokens: int | None = None
-    page_size: int = 1
-    chunked_prefill_size: int | None = None
-    patches: tuple[Patch, ...] = ()
-    kernels: Kernels = "fast"
-    mode: Mode = CPU
-    more: tuple[str, ...] = ()
+_OfEngines = Join | Build | Vary | Built | TooLate | Refused | PatchDidNotApply
+Message = Import | Ready | _OfEngines | Run | Stepped | Step | Ran | Failed | Probe | Probed
 
 
-class Serving(Struct, frozen=True, tag=True):
-    """Scheduler of a server -> supervisor -> caller: it stands, with these shims. Requests are taken a little later."""
-
-    shims: tuple[str, ...]
-
-
-class ServerEnded(Struct, frozen=True, tag=True):
-    """Supervisor -> caller: no process of the server is left. `error` says what ended it; "": the caller did."""
-
-    error: str
-
-
-_OfServers = Serve | Serving | ServerEnded
-_OfEngines = Join | Build | Vary | Built | TooLate | Refused
-Message = Import | Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
-
-
-def send(connection: socket.socket, message: Message, *descriptors: int) -> None:
+def send(connection: socket.socket, message: Struct, *descriptors: int) -> None:
     """Send a message; descriptors travel with it."""
     data = msgspec.json.encode(message)
     frame = _LENGTH.pack(len(data)) + data
@@ -219,8 +181,9 @@ def send(connection: socket.socket, message: Message, *descriptors: int) -> None
         connection.sendall(frame[sent:])
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[int]]:
-    """The next message and its descriptors. Raises EOFError when the other end is gone, TimeoutError by the socket's limit."""
+def receive(connection: socket.socket, kinds: Any = Message) -> tuple[Any, list[int]]:
+    """The next message, of these kinds, and its descriptors. Raises EOFError when the other end is gone, TimeoutError by the
+    socket's limit."""
     data, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
     while len(data) < _LENGTH.size:
         data += _some(connection, _LENGTH.size - len(data))
@@ -228,7 +191,7 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     body = b""
     while len(body) < length:
         body += _some(connection, length - len(body))
-    return msgspec.json.decode(body, type=Message), descriptors
+    return msgspec.json.decode(body, type=kinds), descriptors
 
 
 def refusal_of(error: BaseException, prefix: str = "") -> Refused:

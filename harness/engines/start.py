@@ -112,24 +112,17 @@ def fork(environment: Mapping[str, str], words: list[str], connection: socket.so
     return Leash(ours)
 
 
-# What ends a server does it by force, so this is never reached but on a machine that stands still.
-_END_SECONDS = 30.0
-
-
 class Zygote:
     """A process that imports SGLang; `ready` once it has said that it is done, and which `version` it has. Use as a context
     manager, or close it.
 
     watch  what its engines look for; as a rule what was changed in the source
-    front  with SGLang's HTTP front end: servers are forked from it, and no engines (tests/lab/servers.py)
     """
 
-    def __init__(
-        self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None, front: bool = False
-    ) -> None:
+    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None) -> None:
         self.ready, self.version = False, ""
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
-        self.source, self.mode, self.front = source, mode, front
+        self.source, self.mode = source, mode
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | Leash | None = None
         self._log: Path | None = None
@@ -164,12 +157,11 @@ class Zygote:
         self._log = Path(log_name)
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
-            module = _WITH_FRONT_END if self.front else _MODULES[self.mode.engine, self.mode.device]
-            if module == _MODULES["sglang", "cpu"] and may_fork(self.source):
+            if self.program == _program("sglang", "cpu") and may_fork(self.source):
                 self._process = fork(environment, self._source_arguments(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
-                [*RUN_MODULE, module, str(self._theirs.fileno()), *self._source_arguments()],
+                [*self.program, str(self._theirs.fileno()), *self._source_arguments()],
                 pass_fds=[self._theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -186,6 +178,11 @@ class Zygote:
             changes.write_bytes(msgspec.json.encode(self._watch))
             words.append(str(changes))
         return words
+
+    @property
+    def program(self) -> list[str]:
+        """The command line of the process, without its arguments: FD [VERSION ROOT [CHANGES]]."""
+        return _program(self.mode.engine, self.mode.device)
 
     @property
     def scratch(self) -> Path:
@@ -214,9 +211,6 @@ class Zygote:
         """End the process and remove what it left. Closing again does nothing."""
         self._theirs.close()
         self.connection.close()
-        if self.front and self.ready and self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends when all that its servers were has been collected
-                self._process.wait(_END_SECONDS)
         self.kill()
         if self._log is not None:
             self._log.unlink(missing_ok=True)
@@ -232,7 +226,11 @@ _MODULES: dict[tuple[Engine, Device], str] = {
     ("sglang", "cuda"): "eagletwin.harness.engines.sglang.processes.cuda_host",
     ("vllm", "cpu"): "eagletwin.harness.engines.vllm.zygote",
 }
-_WITH_FRONT_END = "eagletwin.harness.engines.sglang.processes.front"
+
+
+def _program(engine: Engine, device: Device) -> list[str]:
+    return [*RUN_MODULE, _MODULES[engine, device]]
+
 
 # What an engine reads while it is imported.
 _OF_ENGINE: dict[Engine, dict[str, str]] = {

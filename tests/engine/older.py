@@ -10,6 +10,8 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source, here, resolve
 from eagletwin.harness.engines.start import Zygote
 
+from ..lab.serving.zygote import FrontEnd
+
 PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
 # In pages, with a shared prefix, a retraction, a pause and an abort; a chain that no chunk cuts.
 BUSY = Case(
@@ -42,7 +44,7 @@ def host_of(release: str) -> Iterator[Host]:
 @contextmanager
 def zygote_of(release: str) -> Iterator[Zygote]:
     """A process for servers of the release, which is started. Skips the test if the release is not in the cache."""
-    with Zygote(_cached(release), front=True) as zygote:
+    with FrontEnd(_cached(release)) as zygote:
         zygote.start()
         yield zygote
 

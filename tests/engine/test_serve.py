@@ -22,13 +22,13 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.deserved.statistics import MOST_DEVIATIONS, Expected, chances, expected_rounds
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.engines.protocol import Serve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.llama import target_rows
 
 from ..lab.servers import Server, Servers
+from ..lab.serving.messages import Serve
 from ..rows import long
 from .deserved import rounds_deserved
 from .older import zygote_of

@@ -95,7 +95,7 @@ def all_closed() -> Iterator[None]:
 
 def _named(zygote: Zygote) -> bytes:
     source = zygote.source
-    facts = (source.called, source.version, [str(path) for path in source.paths], zygote.mode, zygote._watch, zygote.front)
+    facts = (source.called, source.version, [str(path) for path in source.paths], zygote.mode, zygote._watch, zygote.program)
     return msgspec.json.encode(facts)
 
 
@@ -112,7 +112,7 @@ def _start_or_take(zygote: Zygote) -> None:
 
 def _keep(zygote: Zygote) -> None:
     """In place of closing it. One that never came up, or that ended, is closed; closing twice does nothing."""
-    if zygote._process is None or not zygote.ready or zygote.ended or zygote.front:
+    if zygote._process is None or not zygote.ready or zygote.ended or type(zygote) is not Zygote:
         _close(zygote)
         return
     kept = Zygote(zygote.source, zygote.mode, watch=zygote._watch)

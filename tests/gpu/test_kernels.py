@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from eagletwin.harness.commands.kernels.properties import commit, rotate, sampling, select, tree
+from eagletwin.harness.commands.kernels.properties import commit, properties_of, rotate, sampling, select, tree
 from eagletwin.harness.commands.kernels.properties.kv_move import SLOTS, AcceptedBatch
 from eagletwin.harness.commands.kernels.release import EAGLE, MOVE, SAMPLING, SPEC, TOPK1, UTILS
 from eagletwin.harness.commands.kernels.tier import Property, same_cases
@@ -58,7 +58,7 @@ def on_the_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def _property(module: Any, name: str) -> Property:
-    found: Property = next(of for of in module.PROPERTIES if of.name == name)
+    found: Property = next(of for of in properties_of(module) if of.name == name)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from eagletwin.harness.commands.bisect.commits import bisect_commits, ends_of
 from eagletwin.harness.commands.bisect.report import VersionsOutcome, version_report
-from eagletwin.harness.commands.bisect.state import Looked, Sighting, Subject, open_run, plan_of
+from eagletwin.harness.commands.bisect.state import BisectionPlan, Looked, Sighting, Subject, open_run
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import HarnessError, InputError, interrupt_on_sigterm
 
@@ -76,7 +76,7 @@ def bisect(tmp_path: Path, repository: Path, *, full: bool = True) -> tuple[Vers
         return Looked(version=commit, sightings=(seen.get(word, Sighting(status="unknown", why="it does not import")),))
 
     ends = ends_of(repository, git(repository, "rev-list", "--max-parents=0", "main"), "main")
-    with open_run(tmp_path / "runs", plan_of(Subject(case=CASE), ends, checkout=str(repository))) as run:
+    with open_run(tmp_path / "runs", BisectionPlan(subject=Subject(case=CASE), versions=ends, checkout=str(repository))) as run:
         resumed = run.resumed
         outcome = bisect_commits(run, look)
         report = version_report(outcome, CASE, run, lambda commit: f"look at {commit[:7]}")
@@ -135,7 +135,7 @@ def test_an_end_that_does_not_import_is_no_answer_and_no_question_of_rules(tmp_p
     ends = ends_of(repository, "main", "v1")
     assert ends == (git(repository, "rev-parse", "v1^{commit}"), git(repository, "rev-parse", "main"))
     absent = Sighting(status="unknown", why="it does not import", ran=False)
-    with open_run(tmp_path / "runs", plan_of(Subject(case=CASE), ends, checkout=str(repository))) as run:
+    with open_run(tmp_path / "runs", BisectionPlan(subject=Subject(case=CASE), versions=ends, checkout=str(repository))) as run:
         outcome = bisect_commits(run, lambda commit, _: Looked(version=commit, sightings=(absent,)))
         report = version_report(outcome, CASE, run, str)
     assert not outcome.answered

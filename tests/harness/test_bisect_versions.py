@@ -14,6 +14,7 @@ from eagletwin.harness.commands.bisect.report import VersionsOutcome, bisect_rel
 from eagletwin.harness.commands.bisect.state import (
     LOOKS,
     MAX_LOOKS,
+    BisectionPlan,
     Found,
     Looked,
     Mark,
@@ -26,7 +27,6 @@ from eagletwin.harness.commands.bisect.state import (
     next_between,
     next_end,
     open_run,
-    plan_of,
 )
 from eagletwin.harness.core.case import Case, Request
 
@@ -61,7 +61,9 @@ def search(
         seen = row[version]
         return Looked(version=version, sightings=looks(*(seen if isinstance(seen, tuple) else (seen,))))
 
-    with open_run(tmp_path, plan_of(Subject(case=CASE), tuple(row), rule=rule, expected=expected)) as run:
+    with open_run(
+        tmp_path, BisectionPlan(subject=Subject(case=CASE), versions=tuple(row), rule=rule, expected=expected)
+    ) as run:
         outcome = bisect_releases(run, look)
         report = version_report(outcome, CASE, run, lambda version: f"eagletwin check x --sglang {version}")
         return outcome, asked, report
@@ -185,7 +187,7 @@ class Broken(Exception):
 
 
 def test_what_was_interrupted_goes_on_where_it_stood_and_looks_again_at_what_could_not_be_decided(tmp_path: Path) -> None:
-    plan = plan_of(Subject(case=CASE), "123456789")
+    plan = BisectionPlan(subject=Subject(case=CASE), versions=tuple("123456789"))
     asked: list[str] = []
 
     def look_until(count: int) -> Callable[[str], Looked]:
@@ -212,13 +214,13 @@ def test_what_was_interrupted_goes_on_where_it_stood_and_looks_again_at_what_cou
 
 
 def test_another_bisection_and_one_that_is_still_running_are_left_alone(tmp_path: Path) -> None:
-    plan = plan_of(Subject(case=CASE), "123")
+    plan = BisectionPlan(subject=Subject(case=CASE), versions=tuple("123"))
     with open_run(tmp_path, plan) as first:
         first.add(Looked(version="1", sightings=looks(BAD)))
         with open_run(tmp_path, plan) as second:
             assert second.folder != first.folder
             assert second.resumed == 0
-    with open_run(tmp_path, plan_of(Subject(case=CASE), "123", rule="draft.kv")) as third:
+    with open_run(tmp_path, BisectionPlan(subject=Subject(case=CASE), versions=tuple("123"), rule="draft.kv")) as third:
         assert third.resumed == 0
     (tmp_path / "bisect-x-3" / "bisect.json").write_text("{")
     folders = {path.name for path in tmp_path.iterdir()}

@@ -398,7 +398,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-    monkeypatch.setattr(boot.server_arguments, "register", lambda *_: None)
+    monkeypatch.setattr(boot.registry, "register", lambda *_: None)
     monkeypatch.setattr(boot.workers, "choose", reached)
     monkeypatch.setattr(boot, "SHIMS", [])
     return found

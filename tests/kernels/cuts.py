@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eagletwin.harness.commands.kernels.properties import properties_of
 from eagletwin.harness.commands.kernels.runtime import plant_fault
 from eagletwin.harness.commands.kernels.tier import Property
 from eagletwin.harness.core.patch import Edit
@@ -17,8 +19,9 @@ from eagletwin.reference.sampling import keep_top_k, keep_top_p
 # The two tests that each file of properties has: each property holds, and each planted fault is caught by it.
 
 
-def make_tests(properties: tuple[Property, ...]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """(test_property, test_planted_fault_is_caught) of these properties."""
+def make_tests(file: ModuleType) -> tuple[Callable[..., None], Callable[..., None]]:
+    """(test_property, test_planted_fault_is_caught) of a file's properties."""
+    properties = properties_of(file)
     faults = [(of, fault) for of in properties for fault in of.faults]
     names = [f"{fault.target.rpartition('.')[2]}-{number}" for number, (_, fault) in enumerate(faults)]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from eagletwin.cases.ledger import PROBES
+from eagletwin.harness.commands.kernels.properties import draft_plans
 from eagletwin.harness.commands.kernels.properties.draft_plans import (
-    PROPERTIES,
     Chains,
     each_step_plans_its_row,
     each_step_plans_what_it_may_read,
@@ -24,7 +24,7 @@ from eagletwin.harness.engines.sglang.call_function import PAGE_SIZE, StepPlan, 
 
 from .cuts import make_tests
 
-test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
+test_property, test_planted_fault_is_caught = make_tests(draft_plans)
 
 CHAIN = Chains(lengths=(5, 255), rows=(0, 3), num_steps=4)
 

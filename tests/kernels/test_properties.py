@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.commands.kernels.properties.cache_locs import PROPERTIES as CACHE_LOCS_PROPERTIES
+from eagletwin.harness.commands.kernels.properties import (
+    cache_locs,
+    commit,
+    kv_indices,
+    kv_move,
+    rotate,
+    sampling,
+    select,
+    tree,
+    two_ways,
+)
 from eagletwin.harness.commands.kernels.properties.cache_locs import (
     Draft,
     Requests,
@@ -16,7 +26,6 @@ from eagletwin.harness.commands.kernels.properties.cache_locs import (
     draft_slots_are_contiguous,
 )
 from eagletwin.harness.commands.kernels.properties.commit import (
-    PROPERTIES,
     Tracked,
     Verified,
     Window,
@@ -25,9 +34,7 @@ from eagletwin.harness.commands.kernels.properties.commit import (
     draft_extend_gets_its_layout,
     rows_come_to_the_front,
 )
-from eagletwin.harness.commands.kernels.properties.kv_indices import PROPERTIES as KV_INDICES_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.kv_indices import Reads, steps_read_prefix_and_branch
-from eagletwin.harness.commands.kernels.properties.kv_move import PROPERTIES as KV_MOVE_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.kv_move import (
     AcceptedBatch,
     accept,
@@ -35,16 +42,10 @@ from eagletwin.harness.commands.kernels.properties.kv_move import (
     path_moves_in_mha_pool,
     reachable,
 )
-from eagletwin.harness.commands.kernels.properties.rotate import PROPERTIES as ROTATE_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.rotate import Rotation, ids_rotate
-from eagletwin.harness.commands.kernels.properties.sampling import PROPERTIES as SAMPLING_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.sampling import Decided, SamplingCase, call
 from eagletwin.harness.commands.kernels.properties.select import INF, NAN, Growth, tree_grows
-from eagletwin.harness.commands.kernels.properties.select import PROPERTIES as SELECT_PROPERTIES
 from eagletwin.harness.commands.kernels.properties.tree import BITS, FULL, QLEN, TreeBuild, build, check_path, tree_is_built
-from eagletwin.harness.commands.kernels.properties.tree import PROPERTIES as TREE_PROPERTIES
-from eagletwin.harness.commands.kernels.properties.tree import PROPERTIES as VERIFY_PROPERTIES
-from eagletwin.harness.commands.kernels.properties.two_ways import PROPERTIES as TWO_WAYS_PROPERTIES
 from eagletwin.harness.commands.kernels.release import POOLS, SAMPLER, SAMPLING, SPEC, TOPK1, TREE, UTILS, WORKER, load, module
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, grow
 from eagletwin.harness.engines.triton_cpu import KernelViolation, OutOfBounds
@@ -56,7 +57,7 @@ from .cuts import make_tests
 # What follows a verified path: bonus tokens, lengths, compaction, and the inputs and layout of draft extend.
 
 
-test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
+test_property, test_planted_fault_is_caught = make_tests(commit)
 
 
 def test_a_batch_larger_than_one_block_of_the_kernels() -> None:
@@ -80,7 +81,7 @@ def test_a_tree_smaller_than_its_deepest_path_cannot_be_compacted() -> None:
 # Which slots each stage writes: of draft decode by branch and step, with and without pages; of verify and draft extend.
 
 
-test_property_of_cache_locs, test_planted_fault_is_caught_of_cache_locs = make_tests(CACHE_LOCS_PROPERTIES)
+test_property_of_cache_locs, test_planted_fault_is_caught_of_cache_locs = make_tests(cache_locs)
 
 
 def test_the_buffer_of_all_steps_has_an_entry_for_each_step_and_branch() -> None:
@@ -105,7 +106,7 @@ def test_a_batch_of_nothing_has_no_slots_without_pages_and_cannot_be_asked_for_a
 # Which slots each branch of each draft step reads, as the attention backends are given them.
 
 
-test_property_of_kv_indices, test_planted_fault_is_caught_of_kv_indices = make_tests(KV_INDICES_PROPERTIES)
+test_property_of_kv_indices, test_planted_fault_is_caught_of_kv_indices = make_tests(kv_indices)
 
 
 def test_a_prefix_longer_than_one_block_of_the_kernel() -> None:
@@ -118,7 +119,7 @@ def test_a_prefix_longer_than_one_block_of_the_kernel() -> None:
 # KV rows that move: an accepted path to the front of its block, in MHA pools, MLA pools and the DSA indexer's cache.
 
 
-test_property_of_kv_move, test_planted_fault_is_caught_of_kv_move = make_tests(KV_MOVE_PROPERTIES)
+test_property_of_kv_move, test_planted_fault_is_caught_of_kv_move = make_tests(kv_move)
 
 
 def test_a_pool_without_layers_moves_nothing() -> None:
@@ -161,7 +162,7 @@ def test_values_that_need_more_tiles_than_keys_are_moved_in_part(keys: int, valu
 # The rotation of input ids in multi-layer EAGLE: each layer consumes, row by row, the token after the layer below's.
 
 
-test_property_of_rotate, test_planted_fault_is_caught_of_rotate = make_tests(ROTATE_PROPERTIES)
+test_property_of_rotate, test_planted_fault_is_caught_of_rotate = make_tests(rotate)
 
 
 def test_a_request_longer_than_many_blocks() -> None:
@@ -171,7 +172,7 @@ def test_a_request_longer_than_many_blocks() -> None:
 # What is drafted: the growth of a tree step by step, its re-ranking, and the fused top-1 of a chain.
 
 
-test_property_of_select, test_planted_fault_is_caught_of_select = make_tests(SELECT_PROPERTIES)
+test_property_of_select, test_planted_fault_is_caught_of_select = make_tests(select)
 
 
 def test_topk_as_large_as_the_vocabulary() -> None:
@@ -211,7 +212,7 @@ def test_nan_counts_as_minus_1e30_and_so_beats_what_is_masked_with_minus_infinit
 # Building the tree that the target verifies: tokens, positions, mask and links, of trees and of chains; packing of masks.
 
 
-test_property_of_tree, test_planted_fault_is_caught_of_tree = make_tests(TREE_PROPERTIES)
+test_property_of_tree, test_planted_fault_is_caught_of_tree = make_tests(tree)
 
 
 def batch_of(*trees: Tree, lengths: tuple[int, ...]) -> Batch:
@@ -289,13 +290,10 @@ def test_a_tree_whose_every_candidate_is_a_node(seed: int) -> None:
 # What SGLang computes in two ways, on the host or in torch and in a kernel.
 
 
-test_property_of_two_ways, test_planted_fault_is_caught_of_two_ways = make_tests(TWO_WAYS_PROPERTIES)
+test_property_of_two_ways, test_planted_fault_is_caught_of_two_ways = make_tests(two_ways)
 
 
 # Greedy verification of a tree, in the Triton twin of SGLang's CUDA kernel.
-
-
-test_property_of_verify, test_planted_fault_is_caught_of_verify = make_tests(VERIFY_PROPERTIES)
 
 
 def test_no_request_accepts_nothing() -> None:
@@ -321,7 +319,7 @@ def test_the_whole_of_the_longest_path_is_accepted() -> None:
 # where a coin comes within its error of a boundary, and never for a token without probability.
 
 
-test_property_of_sampling, test_planted_fault_is_caught_of_sampling = make_tests(SAMPLING_PROPERTIES)
+test_property_of_sampling, test_planted_fault_is_caught_of_sampling = make_tests(sampling)
 
 
 def one(case: SamplingCase, coin: float, final: float) -> Decided:

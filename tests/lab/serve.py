@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from eagletwin.harness.commands.options import CHANGES, DTYPE, KERNELS, OVERLAP, SOURCE, log_progress, run_options
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.engines.protocol import Serve
+
+from .serving.messages import Serve
 
 if TYPE_CHECKING:
     from .servers import Server
@@ -139,9 +140,10 @@ def _ended_when_asked() -> Iterator[None]:
 def _run(asked: Serve, spec: RunSpec) -> int:
     """Serve until the server ends by itself, which is an error: Ctrl-C and SIGTERM raise KeyboardInterrupt."""
     from eagletwin.harness.engines.source import resolve
-    from eagletwin.harness.engines.start import Zygote
 
-    with Zygote(resolve(spec.sglang), spec.mode, front=True) as zygote:
+    from .serving.zygote import FrontEnd
+
+    with FrontEnd(resolve(spec.sglang), spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from eagletwin.harness.engines.host import WouldNotStart
         from eagletwin.harness.families.store import checkpoints

@@ -22,6 +22,9 @@ from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.host import BUILD_SECONDS, Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.start import Zygote
 
+from .serving import messages
+from .serving.zygote import FrontEnd
+
 # From the scheduler that stands to the first answer takes tenths of a second; this only ends what will never answer.
 ANSWER_SECONDS = 120.0
 # Below those of ranks (rank_group.py) and those that Linux gives to connections; releases take one 10,000 higher, too.
@@ -33,10 +36,10 @@ _END_SECONDS = 30.0
 class Servers:
     """A process with SGLang and its HTTP front end imported, and the servers that are forked from it. A context manager.
 
-    zygote: one with a front end, which was started; None: one of the installed SGLang"""
+    zygote: a FrontEnd that was started; None: one of the installed SGLang"""
 
     def __init__(self, zygote: Zygote | None = None) -> None:
-        self._zygote = Zygote(front=True) if zygote is None else zygote
+        self._zygote = FrontEnd() if zygote is None else zygote
         if zygote is None:
             self._zygote.start()
         self._host = Host(self._zygote)
@@ -53,7 +56,7 @@ class Servers:
             server.close()
         self._host.close()
 
-    def start(self, asked: protocol.Serve) -> "Server":
+    def start(self, asked: messages.Serve) -> "Server":
         """Start a server; it answers when this returns. Port 0: a free one. Its `log` is set here.
 
         Raises WouldNotStart, PatchDoesNotApply, and InputError for a port that is taken."""
@@ -120,7 +123,7 @@ class Server:
         """Wait until the scheduler stands."""
         self._connection.settimeout(BUILD_SECONDS)
         try:
-            answer, _ = protocol.receive(self._connection)
+            answer, _ = protocol.receive(self._connection, messages.Said)
         except (EOFError, TimeoutError, ConnectionError) as error:
             raise self._would_not_start(f"its processes fell silent ({type(error).__name__})") from error
         finally:
@@ -131,20 +134,20 @@ class Server:
                 consequence="the patched server was not started",
                 remedy="adapt the patch to this release of SGLang",
             )
-        if isinstance(answer, protocol.Refused | protocol.ServerEnded):
+        if isinstance(answer, protocol.Refused | messages.ServerEnded):
             raise self._would_not_start(answer.error, ours=isinstance(answer, protocol.Refused) and answer.ours)
-        if not isinstance(answer, protocol.Serving):
+        if not isinstance(answer, messages.Serving):
             raise protocol.unexpected_message(answer)
         self.shims = answer.shims
 
     def _hear(self) -> None:
         """Take what the supervisor says of a server that stands: that it ended, or first what one of its processes said."""
         try:
-            message, _ = protocol.receive(self._connection)
+            message, _ = protocol.receive(self._connection, messages.Said)
         except (EOFError, ConnectionError):
             self._error = "its supervisor is gone"
             return
-        if isinstance(message, protocol.ServerEnded):
+        if isinstance(message, messages.ServerEnded):
             self._error = message.error
 
     def _answers(self) -> bool:

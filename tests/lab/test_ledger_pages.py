@@ -11,7 +11,7 @@ import pytest
 from eagletwin.cases.ledger import LEDGER, PROBES, with_probes
 from eagletwin.cases.reach import cannot_be_in, on_a_cpu, port_entry, why_unreachable
 from eagletwin.harness.commands.prove.command import _not_run
-from eagletwin.harness.commands.prove.report import _LAYERS
+from eagletwin.harness.commands.prove.report import reason
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import Divergence, Verdict
@@ -423,7 +423,7 @@ def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path)
     assert "| 26329 | draft.input_ids | (not run) llama-tiny; all else yes a |" in text
     assert "* a: beside the remedy of multi-layer-chunk-tail-2" in text
     assert "there is no second checkpoint of this model" in text
-    known = {name for name in ("8409", "10846") if name in _LAYERS}
+    known = {name for name in ("8409", "10846") if reason(name, "llama-mtp")}
     assert [name for name in open_cells([layers], entries) if name.split()[0] not in known] == [
         f"{name} in llama-mtp" for name in ("8409", "10846") if name not in known
     ]

@@ -127,9 +127,10 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     from eagletwin.harness.engines.provision import releases
 
     from .report import bisect_releases
-    from .state import plan_of
+    from .state import BisectionPlan
 
-    plan = plan_of(subject, _range(releases(subject.run.mode.engine), since, until), rule=rule, expected=expected)
+    known = _range(releases(subject.run.mode.engine), since, until)
+    plan = BisectionPlan(subject=subject, versions=known, rule=rule, expected=expected)
 
     def search(run: "BisectionFolder", look: "Look") -> "VersionsOutcome":
         return bisect_releases(run, lambda version: look(version, Path(version)))
@@ -139,10 +140,11 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
 
 def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, str], out: Path, command: Command) -> int:
     from .commits import bisect_commits, ends_of
-    from .state import plan_of
+    from .state import BisectionPlan
 
     repository = Path(git[0]).absolute()
-    plan = plan_of(subject, ends_of(repository, *git[1:]), checkout=str(repository), rule=rule, expected=expected)
+    ends = ends_of(repository, *git[1:])
+    plan = BisectionPlan(subject=subject, versions=ends, checkout=str(repository), rule=rule, expected=expected)
 
     def show_command(commit: str, folder: Path) -> str:
         """What to type to see one commit: in a worktree of its own, which is made once."""

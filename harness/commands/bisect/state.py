@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, TextIO
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from eagletwin import __version__
 from eagletwin.harness.core.case import Case
@@ -226,7 +226,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 class BisectionPlan(Struct, frozen=True, kw_only=True):
-    """What makes two bisections the same one.
+    """What makes two bisections the same one; by default, one that is run here and now.
 
     versions  releases, oldest first; or the two commits
     checkout  the repository that the commits are of; "": these are releases
@@ -239,23 +239,8 @@ class BisectionPlan(Struct, frozen=True, kw_only=True):
     checkout: str = ""
     rule: str = ""
     expected: str = ""
-    eagletwin: str = ""
-    torch: str = ""
-
-
-def plan_of(
-    subject: Subject, versions: Sequence[str], *, checkout: str = "", rule: str = "", expected: str = ""
-) -> BisectionPlan:
-    """The plan of a bisection that is run here and now."""
-    return BisectionPlan(
-        subject=subject,
-        versions=tuple(versions),
-        checkout=checkout,
-        rule=rule,
-        expected=expected,
-        eagletwin=__version__,
-        torch=installed_version("torch"),
-    )
+    eagletwin: str = __version__
+    torch: str = field(default_factory=lambda: installed_version("torch"))
 
 
 class BisectionState(Struct, kw_only=True):

@@ -16,8 +16,8 @@ Quick start: adding a function
    shrinks; the contents come from a seed.
 3. Write `holds(case)`: call the function with `load(MODULE).function(…)`, compute the same with reference/, compare with
    `same("name of the output", actual, expected)`. Fill outputs that the caller owns with a value that no result has.
-4. Add a Property to PROPERTIES, which has the name of `holds`, with one `fault(…)` or more for each function: it replaces an
-   expression of it, and `holds` must catch that. A function without a planted fault is not in the tier.
+4. Decorate it with `holds_for(cases, fault(…), …)`, one fault or more for each function: it replaces an expression of it, and
+   `holds` must catch that. A function without a planted fault is not in the tier.
 5. If cases of the CPU engine reach it, add the property to the table of docs/explanation/kernels.md.
 6. Run `eagletwin kernels NAME`, then `pytest tests/kernels`.
 """

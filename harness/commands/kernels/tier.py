@@ -35,12 +35,15 @@ class Unequal(AssertionError):
 
 
 def same(what: str, found: object, expected: object) -> None:
-    """Raise Unequal unless both are equal: tensors bit by bit in shape and values, anything else by `==`."""
+    """Raise Unequal unless both are equal: tensors bit by bit in shape and values, a tensor and a list in numbers, all else by
+    `==`."""
+    one, other = (value.tolist() if isinstance(value, Tensor) else value for value in (found, expected))
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
-        if not torch.equal(found, expected):
-            raise Unequal(what, found.tolist(), expected.tolist())
-    elif found != expected:
-        raise Unequal(what, found, expected)
+        if torch.equal(found, expected):
+            return
+    elif one == other:
+        return
+    raise Unequal(what, one, other)
 
 
 def true(what: str, condition: bool) -> None:
@@ -90,6 +93,10 @@ class Property:
         """Words of `holds`, unless it is named otherwise."""
         return self.named or self.holds.__name__.replace("_", " ")
 
+    def __call__(self, case: Any) -> None:
+        """Hold it against one case."""
+        self.holds(case)
+
     @property
     def functions(self) -> list[str]:
         """Dotted names of the functions that it compares."""
@@ -126,6 +133,11 @@ class Property:
             return find(self.cases, fails, settings=settings(config, phases=(Phase.generate,)), random=random)
         except NoSuchExample:
             return None
+
+
+def holds_for(cases: st.SearchStrategy[Any], *faults: Edit, named: str = "") -> Callable[[Callable[[Any], None]], Property]:
+    """Makes a property of a function of a case, with the faults that it must catch."""
+    return lambda holds: Property(cases, holds, faults, named)
 
 
 def _test_function(of: Property) -> Callable[[Any], None]:

@@ -40,16 +40,8 @@ CASES_PER_RUNNER = 60
 Forks = Mapping[type, Callable[[socket.socket, Any], NoReturn]]
 
 
-def serve_callers(
-    connection: socket.socket,
-    version: str,
-    forks: Forks,
-    before_a_fork: Callable[[Any], None],
-    ended: Callable[[], None] | None = None,
-) -> None:
-    """Say that the engine is imported; then fork what the callers ask for until the first of them hangs up.
-
-    ended: called then, in the place of what ends with this process; no other caller may join"""
+def serve_callers(connection: socket.socket, version: str, forks: Forks, before_a_fork: Callable[[Any], None]) -> None:
+    """Say that the engine is imported; then fork what the callers ask for until the first of them hangs up."""
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
     ready = protocol.Ready(version)
     protocol.send(connection, ready)
@@ -64,11 +56,8 @@ def serve_callers(
                 shutil.rmtree(callers.pop(caller), ignore_errors=True)
                 caller.close()
                 continue
-            if ended is not None:
-                ended()
-                os._exit(0)
             return
-        if isinstance(message, protocol.Join) and ended is None:
+        if isinstance(message, protocol.Join):
             further = socket.socket(fileno=descriptors[0])
             callers[further] = os.path.join(tempfile.gettempdir(), f"j-{next(joined)}")
             with contextlib.suppress(OSError):  # it has just ended

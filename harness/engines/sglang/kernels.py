@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from eagletwin.harness.core.run_spec import Kernels, Mode
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.inside import changes
 from eagletwin.harness.engines.inside.blame import hand_on
 from eagletwin.harness.engines.inside.violations import CHECKS, RULES
-from eagletwin.harness.engines.protocol import Build, Serve
+from eagletwin.harness.engines.protocol import Build
 
 from .compat import kernel_modules
 from .graphs import streams
@@ -132,29 +133,36 @@ def precompile_for_states() -> None:
     triton_cpu.precompile(kernel_modules.launched_modules(states=True))
 
 
-def prepare(build: Build | Serve, shims: list[str]) -> None:
+def prepare(kernels: Kernels, mode: Mode, shims: list[str]) -> None:
     """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so. Where the
     kernels' stores are not checked, a guard lies behind the buffers that may be too short."""
-    if build.kernels == "checked":
+    if kernels == "checked":
         _UNDEFINED.enter_context(triton_cpu.poison_empty())
-    compiled = build.mode.device == "cuda" and build.mode.attention == "triton"  # another backend has no such lists
-    if build.kernels == "interpreter" or compiled:
+    compiled = mode.device == "cuda" and mode.attention == "triton"  # another backend has no such lists
+    if kernels == "interpreter" or compiled:
         install(shims)
-    changes.watch_launches(fast=build.mode.device == "cpu" and build.kernels != "interpreter")
+    changes.watch_launches(fast=mode.device == "cpu" and kernels != "interpreter")
 
 
-def building(build: Build | Serve) -> contextlib.AbstractContextManager[None]:
+def building(kernels: Kernels, mode: Mode) -> contextlib.AbstractContextManager[None]:
     """While a scheduler is built: what its pools launch to warm up, before it is known what raw addresses may reach."""
-    if build.kernels == "interpreter" or build.mode.device == "cuda":
+    if kernels == "interpreter" or mode.device == "cuda":
         return contextlib.nullcontext()
     return triton_cpu.installation()
 
 
-def start(build: Build | Serve, scheduler: Any) -> None:
+def start(build: Build, scheduler: Any) -> None:
+    """What a worker's process begins with."""
+    run(build.kernels, build.mode, scheduler)
+    if build.configuration.engine.sglang.cuda_branches and build.kernels != "interpreter" and build.mode.device == "cpu":
+        streams.watch_launches()
+
+
+def run(kernels: Kernels, mode: Mode, scheduler: Any) -> None:
     """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes.
 
     On a GPU they are compiled, and the fast runtime is not there."""
-    if build.kernels == "interpreter" or build.mode.device == "cuda":
+    if kernels == "interpreter" or mode.device == "cuda":
         return
     pools = triton_cpu.LivePools()
     workers = {"target": scheduler.tp_worker.model_runner}
@@ -164,9 +172,7 @@ def start(build: Build | Serve, scheduler: Any) -> None:
             for part, rows in layer.parts.items():
                 pools.register(f"{name} {part} of layer {number}", rows)
     kernel_modules.register_in(pools)
-    triton_cpu.install(CHECKS[build.kernels], pools)
-    if isinstance(build, Build) and build.configuration.engine.sglang.cuda_branches:
-        streams.watch_launches()
+    triton_cpu.install(CHECKS[kernels], pools)
 
 
 def clear() -> None:

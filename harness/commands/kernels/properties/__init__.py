@@ -2,6 +2,7 @@
 docs/explanation/kernels.md has a row for each function."""
 
 import json
+from types import ModuleType
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.terminal import count, nearest
@@ -11,7 +12,14 @@ from ..tier import Property
 from . import cache_locs, commit, draft_plans, kv_indices, kv_move, rotate, sampling, select, tree, two_ways
 
 FILES = (tree, sampling, select, cache_locs, kv_indices, commit, kv_move, rotate, two_ways, draft_plans)
-ALL: tuple[Property, ...] = tuple(of for file in FILES for of in file.PROPERTIES)
+
+
+def properties_of(file: ModuleType) -> tuple[Property, ...]:
+    """Those of one file, in its order."""
+    return tuple(of for of in vars(file).values() if isinstance(of, Property))
+
+
+ALL: tuple[Property, ...] = tuple(of for file in FILES for of in properties_of(file))
 FUNCTIONS: dict[str, list[Property]] = {
     target: [of for of in ALL if target in of.functions] for target in dict.fromkeys(t for of in ALL for t in of.functions)
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from eagletwin.reference.layout import draft_columns, hole_columns, physical_slot, verify_columns
 
 from ..release import LOCS, UTILS, WORKER, load
-from ..tier import Property, fault, same
+from ..tier import fault, holds_for, same
 
 COLUMNS, UNWRITTEN = 120, -77
 
@@ -63,6 +63,19 @@ class Draft:
         return [draft_columns(m, self.topk, self.num_steps, self.page_size) for m in self.requests.lengths]
 
 
+DRAFTS = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 5)}
+CONTIGUOUS, RAGGED, UNIFORM = (
+    f"{LOCS}.{name}"
+    for name in ("assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_extend_cache_locs_uniform")
+)
+
+
+@holds_for(
+    st.builds(Draft, requests(), **DRAFTS),
+    fault(CONTIGUOUS, "token_pool + kv_start + copy_offset", "token_pool + kv_start + 1 + copy_offset"),
+    fault(CONTIGUOUS, "axis * BS * topk", "axis * topk"),
+    fault(f"{LOCS}.assign_draft_cache_locs_contiguous_func", "BS=bs,", "BS=1,"),
+)
 def draft_slots_are_contiguous(case: Draft) -> None:
     """Also the positions which the GPU's path has written in the same launch."""
     rows, lengths = case.requests.tensors
@@ -75,11 +88,11 @@ def draft_slots_are_contiguous(case: Draft) -> None:
             *(rows, case.requests.table, lengths, out, case.topk, case.num_steps), **extra
         )
         by_branch = case.requests.slots([columns.t() for columns in case.columns])
-        same("slots", out.tolist(), [*flat(by_branch), UNWRITTEN, UNWRITTEN])
+        same("slots", out, [*flat(by_branch), UNWRITTEN, UNWRITTEN])
         out.fill_(UNWRITTEN)
     expected = [m for m in case.requests.lengths for _ in range(case.topk)]
-    same("positions", positions.tolist(), [*expected, UNWRITTEN])
-    same("mrope positions", mrope.tolist(), [expected] * 3)
+    same("positions", positions, [*expected, UNWRITTEN])
+    same("mrope positions", mrope, [expected] * 3)
 
 
 class Assigned(Exception):
@@ -122,10 +135,19 @@ def draft_arguments(case: Draft, moves: list[tuple[int, int]]) -> tuple[Any, ...
     return Stop(), pool, batch, None, runner, case.topk, case.num_steps
 
 
+TAIL = f"{WORKER}.duplicate_prefix_tail_to_draft_branches"
+
+
+@holds_for(
+    st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 2, 4, 8])),
+    fault(f"{WORKER}.prepare_for_draft", "(last_page + num_steps + page_size - 1)", "(last_page + num_steps)"),
+    fault(TAIL, "< last_page.view(bs, 1, 1)", "<= last_page.view(bs, 1, 1)"),
+    fault(TAIL, "token_to_kv_pool.move_kv_cache(tgt_slots, src_slots)", "pass"),
+)
 def draft_slots_keep_to_their_pages(case: Draft) -> None:
     """And the holes of every branch get a copy of the prefix's partial page."""
     out, moves = assign(case)
-    same("out_cache_loc", out.tolist(), flat(case.requests.slots([columns.t() for columns in case.columns])))
+    same("out_cache_loc", out, flat(case.requests.slots([columns.t() for columns in case.columns])))
     holes = [hole_columns(m, case.topk, case.num_steps, case.page_size) for m in case.requests.lengths]
     sources = [
         m - of.shape[1] + torch.arange(of.shape[1]).expand(of.shape) for m, of in zip(case.requests.lengths, holes, strict=True)
@@ -134,12 +156,16 @@ def draft_slots_keep_to_their_pages(case: Draft) -> None:
     same("moves of KV rows (from, to)", moves, list(expected))
 
 
+@holds_for(
+    st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 4])),
+    fault(f"{UTILS}.per_step_draft_out_cache_loc", "permute(2, 0, 1)", "permute(2, 1, 0)"),
+)
 def each_step_writes_its_column(case: Draft) -> None:
     """PR #26239: step j of all branches of all requests, in that order."""
     out, _ = assign(case)
     found = load(UTILS).per_step_draft_out_cache_loc(out, len(case.requests.lengths), case.topk, case.num_steps)
     by_step = [case.requests.slots([columns[step] for columns in case.columns]) for step in range(case.num_steps)]
-    same("slots of each step", found.tolist(), [flat(step) for step in by_step])
+    same("slots of each step", found, [flat(step) for step in by_step])
 
 
 @dataclass(frozen=True)
@@ -155,6 +181,12 @@ def extends(draw: st.DrawFn) -> Extend:
     return Extend(of, tuple(draw(st.integers(0, width)) for _ in of.lengths), width)
 
 
+@holds_for(
+    extends(),
+    fault(RAGGED, "save_offset += BLOCK_SIZE", "save_offset += 0"),
+    fault(RAGGED, "tl.sum(end - start, axis=0)", "tl.sum(start - start, axis=0)"),
+    fault(f"{LOCS}.assign_extend_cache_locs_func", "next_power_of_2(batch_size)", "1"),
+)
 def extend_slots_follow_the_prefix(case: Extend) -> None:
     """Any number of rows a request, one request's behind the other's; SGLang allocates for the most, and leaves the rest."""
     rows, lengths = case.requests.tensors
@@ -170,7 +202,7 @@ def extend_slots_follow_the_prefix(case: Extend) -> None:
     expected = flat(case.requests.slots([verify_columns(*of) for of in zip(case.requests.lengths, case.counts, strict=True)]))
     same("length of out_cache_loc", len(found), len(rows) * case.width)
     unwritten = torch.empty(1, dtype=torch.int64).item()  # poison, in this tier
-    same("out_cache_loc", found.tolist(), expected + [unwritten] * (len(found) - len(expected)))
+    same("out_cache_loc", found, expected + [unwritten] * (len(found) - len(expected)))
 
 
 @dataclass(frozen=True)
@@ -185,6 +217,20 @@ class Uniform:
     extras: bool
 
 
+@holds_for(
+    st.builds(
+        Uniform,
+        requests(),
+        st.integers(1, 70),
+        st.sampled_from([1, 4]),
+        st.integers(0, 2),
+        st.integers(1, 960),
+        st.booleans(),
+    ),
+    fault(UNIFORM, "o = offs + i * BLOCK_SIZE", "o = offs"),
+    fault(UNIFORM, "swa_v2p + tl.where(swa_valid", "full_v2p + tl.where(swa_valid"),
+    fault(f"{LOCS}.assign_extend_cache_locs_uniform_func", "swa_v2p.numel()", "0"),
+)
 def verify_slots_follow_the_prefix(case: Uniform) -> None:
     """num_draft_tokens rows a request; with positions, an anchor and physical slots, which the GPU's path has written along."""
     rows, lengths = case.requests.tensors
@@ -204,71 +250,9 @@ def verify_slots_follow_the_prefix(case: Uniform) -> None:
     )
     columns = [verify_columns(m, case.width) for m in case.requests.lengths]
     slots = flat(case.requests.slots(columns))
-    same("out_cache_loc", found.tolist(), slots)
+    same("out_cache_loc", found, slots)
     for kind, (out, table) in enumerate(zip(outs, pages, strict=True), 1):
         written = [physical_slot(slot, table.tolist(), case.page_size) for slot in slots]
-        same("physical slots", out.tolist(), written if kind <= case.translate else [UNWRITTEN] * total)
-    same(
-        "positions", positions.tolist(), [of.tolist() for of in columns] if case.extras else [[UNWRITTEN] * case.width] * count
-    )
-    same("anchor", anchor.tolist(), [[900 + row if case.extras else UNWRITTEN, UNWRITTEN, UNWRITTEN] for row in range(count)])
-
-
-DRAFTS = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 5)}
-CONTIGUOUS, RAGGED, UNIFORM = (
-    f"{LOCS}.{name}"
-    for name in ("assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_extend_cache_locs_uniform")
-)
-TAIL = f"{WORKER}.duplicate_prefix_tail_to_draft_branches"
-
-PROPERTIES = (
-    Property(
-        st.builds(Draft, requests(), **DRAFTS),
-        draft_slots_are_contiguous,
-        (
-            fault(CONTIGUOUS, "token_pool + kv_start + copy_offset", "token_pool + kv_start + 1 + copy_offset"),
-            fault(CONTIGUOUS, "axis * BS * topk", "axis * topk"),
-            fault(f"{LOCS}.assign_draft_cache_locs_contiguous_func", "BS=bs,", "BS=1,"),
-        ),
-    ),
-    Property(
-        st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 2, 4, 8])),
-        draft_slots_keep_to_their_pages,
-        (
-            fault(f"{WORKER}.prepare_for_draft", "(last_page + num_steps + page_size - 1)", "(last_page + num_steps)"),
-            fault(TAIL, "< last_page.view(bs, 1, 1)", "<= last_page.view(bs, 1, 1)"),
-            fault(TAIL, "token_to_kv_pool.move_kv_cache(tgt_slots, src_slots)", "pass"),
-        ),
-    ),
-    Property(
-        st.builds(Draft, requests(least=1), **DRAFTS, page_size=st.sampled_from([1, 4])),
-        each_step_writes_its_column,
-        (fault(f"{UTILS}.per_step_draft_out_cache_loc", "permute(2, 0, 1)", "permute(2, 1, 0)"),),
-    ),
-    Property(
-        extends(),
-        extend_slots_follow_the_prefix,
-        (
-            fault(RAGGED, "save_offset += BLOCK_SIZE", "save_offset += 0"),
-            fault(RAGGED, "tl.sum(end - start, axis=0)", "tl.sum(start - start, axis=0)"),
-            fault(f"{LOCS}.assign_extend_cache_locs_func", "next_power_of_2(batch_size)", "1"),
-        ),
-    ),
-    Property(
-        st.builds(
-            Uniform,
-            requests(),
-            st.integers(1, 70),
-            st.sampled_from([1, 4]),
-            st.integers(0, 2),
-            st.integers(1, 960),
-            st.booleans(),
-        ),
-        verify_slots_follow_the_prefix,
-        (
-            fault(UNIFORM, "o = offs + i * BLOCK_SIZE", "o = offs"),
-            fault(UNIFORM, "swa_v2p + tl.where(swa_valid", "full_v2p + tl.where(swa_valid"),
-            fault(f"{LOCS}.assign_extend_cache_locs_uniform_func", "swa_v2p.numel()", "0"),
-        ),
-    ),
-)
+        same("physical slots", out, written if kind <= case.translate else [UNWRITTEN] * total)
+    same("positions", positions, [of.tolist() for of in columns] if case.extras else [[UNWRITTEN] * case.width] * count)
+    same("anchor", anchor, [[900 + row if case.extras else UNWRITTEN, UNWRITTEN, UNWRITTEN] for row in range(count)])

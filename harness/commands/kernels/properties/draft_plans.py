@@ -23,7 +23,7 @@ from eagletwin.harness.engines.sglang.call_function import (
 from eagletwin.reference.layout import draft_columns, draft_reads
 
 from ..release import DSA, DSV4, DSV4_PLANS, module
-from ..tier import Property, fault, same, true
+from ..tier import fault, holds_for, same, true
 
 ROWS, PAGES = 8, 4  # of req_to_token, and of each row
 
@@ -77,6 +77,23 @@ def chains(draw: st.DrawFn) -> Chains:
     return Chains(tuple(lengths), tuple((start + 3 * i) % ROWS for i in range(len(lengths))), draw(st.integers(2, 5)))
 
 
+_STEP = f"{DSV4}.DeepseekV4AttnBackend"
+
+
+@holds_for(
+    chains(),
+    fault(
+        f"{DSV4}.DeepseekV4MultiStepBackend.init_forward_metadata",
+        "range(self.speculative_num_steps - 1)",
+        "range(self.speculative_num_steps - 2)",
+    ),
+    fault(f"{_STEP}._build_forward_metadata", "if self.topk > 0 and self.speculative_num_steps > 1:", "if False:"),
+    fault(f"{_STEP}._build_forward_metadata", ")[self.speculative_step_id]", ")[0]"),
+    fault(f"{_STEP}.init_forward_metadata_in_graph", ")[self.speculative_step_id]", ")[0]"),
+    fault(f"{_STEP}.make_forward_metadata_from_raw_decode", "seq_lens_casual=seq_lens,", "seq_lens_casual=seq_lens - 1,"),
+    fault(f"{DSV4_PLANS}._page_table_positions_kernel", "seq_len - 1)", "seq_len)"),
+    fault(f"{DSV4_PLANS}._causal_swa_page_indices_kernel", "off = pos - k.to(tl.int64)", "off = pos - 1 - k.to(tl.int64)"),
+)
 def each_step_plans_its_row(case: Chains) -> None:
     """PR #26239, and which rows a step of DeepSeek-V4 reads: the window that ends with the row where it stands."""
     module(DSV4)
@@ -93,6 +110,25 @@ def each_step_plans_its_row(case: Chains) -> None:
         same(f"pages of step {step}", of.pages, case.pages[list(case.rows)].tolist())
 
 
+_PLAN = f"{DSA}.DeepseekSparseAttnBackend.init_forward_metadata"
+
+
+@holds_for(
+    chains(),
+    fault(
+        f"{DSA}.DeepseekSparseAttnMultiStepBackend.init_forward_metadata",
+        "range(self.speculative_num_steps - 1)",
+        "range(self.speculative_num_steps - 2)",
+    ),
+    fault(_PLAN, "draft_token_num = 0", "draft_token_num = 1"),
+    fault(_PLAN, "forward_batch.req_pool_indices, :max_seqlen_k", "forward_batch.req_pool_indices - 1, :max_seqlen_k"),
+    fault(_PLAN, "dsa_index_topk=self.dsa_index_topk,", "dsa_index_topk=self.dsa_index_topk + 1,"),
+    fault(
+        f"{DSA}.DeepseekSparseAttnBackend._transform_table_1_to_real",
+        "0, max_seqlen_k, page_size",
+        "1, max_seqlen_k, page_size",
+    ),
+)
 def each_step_plans_what_it_may_read(case: Chains) -> None:
     """A step of DSA scores the rows up to its own, finds them by their pages, and attends to DSA_TOPK of them at most."""
     module(DSA)
@@ -117,50 +153,3 @@ def _steps_and_lengths(case: Chains, plans: list[StepPlan]) -> None:
     for step, of in enumerate(plans, 1):
         known = (list(case.lengths), [m + step for m in case.lengths])
         true(f"lengths of step {step} are {known[1]}, or in every step {known[0]}: {of.length}", of.length in known)
-
-
-_STEP = f"{DSV4}.DeepseekV4AttnBackend"
-_PLAN = f"{DSA}.DeepseekSparseAttnBackend.init_forward_metadata"
-
-PROPERTIES = (
-    Property(
-        chains(),
-        each_step_plans_its_row,
-        (
-            fault(
-                f"{DSV4}.DeepseekV4MultiStepBackend.init_forward_metadata",
-                "range(self.speculative_num_steps - 1)",
-                "range(self.speculative_num_steps - 2)",
-            ),
-            fault(f"{_STEP}._build_forward_metadata", "if self.topk > 0 and self.speculative_num_steps > 1:", "if False:"),
-            fault(f"{_STEP}._build_forward_metadata", ")[self.speculative_step_id]", ")[0]"),
-            fault(f"{_STEP}.init_forward_metadata_in_graph", ")[self.speculative_step_id]", ")[0]"),
-            fault(
-                f"{_STEP}.make_forward_metadata_from_raw_decode", "seq_lens_casual=seq_lens,", "seq_lens_casual=seq_lens - 1,"
-            ),
-            fault(f"{DSV4_PLANS}._page_table_positions_kernel", "seq_len - 1)", "seq_len)"),
-            fault(
-                f"{DSV4_PLANS}._causal_swa_page_indices_kernel", "off = pos - k.to(tl.int64)", "off = pos - 1 - k.to(tl.int64)"
-            ),
-        ),
-    ),
-    Property(
-        chains(),
-        each_step_plans_what_it_may_read,
-        (
-            fault(
-                f"{DSA}.DeepseekSparseAttnMultiStepBackend.init_forward_metadata",
-                "range(self.speculative_num_steps - 1)",
-                "range(self.speculative_num_steps - 2)",
-            ),
-            fault(_PLAN, "draft_token_num = 0", "draft_token_num = 1"),
-            fault(_PLAN, "forward_batch.req_pool_indices, :max_seqlen_k", "forward_batch.req_pool_indices - 1, :max_seqlen_k"),
-            fault(_PLAN, "dsa_index_topk=self.dsa_index_topk,", "dsa_index_topk=self.dsa_index_topk + 1,"),
-            fault(
-                f"{DSA}.DeepseekSparseAttnBackend._transform_table_1_to_real",
-                "0, max_seqlen_k, page_size",
-                "1, max_seqlen_k, page_size",
-            ),
-        ),
-    ),
-)

@@ -12,7 +12,7 @@ from torch import Tensor
 from eagletwin.reference.layout import draft_reads, physical_slot
 
 from ..release import LOCS, load
-from ..tier import Property, fault, same
+from ..tier import fault, holds_for, same
 from .cache_locs import UNWRITTEN, Requests, requests
 
 
@@ -87,8 +87,8 @@ def check_reads(case: Reads, name: str, programs: int, more: tuple[int, ...], op
     )
     for step in range(1, case.num_steps + 1):
         slots, bounds = expected_indices(case, [columns_read(case, step, *of) for of in branches])
-        same(f"slots that step {step} reads", indices[step - 1].tolist(), slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
-        same(f"bounds of branches at step {step}", ends[step - 1].tolist(), [*bounds, UNWRITTEN, UNWRITTEN])
+        same(f"slots that step {step} reads", indices[step - 1], slots + [UNWRITTEN] * (indices.shape[1] - len(slots)))
+        same(f"bounds of branches at step {step}", ends[step - 1], [*bounds, UNWRITTEN, UNWRITTEN])
 
 
 def columns_read(case: Reads, step: int, request: int, branch: int) -> list[int]:
@@ -98,53 +98,44 @@ def columns_read(case: Reads, step: int, request: int, branch: int) -> list[int]
     return read[-case.recent :] if case.of_both else read
 
 
+KERNEL, WINDOW = f"{LOCS}.generate_draft_decode_kv_indices", f"{LOCS}.generate_draft_decode_window_kv_indices"
+SHAPES = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 4), "page_size": st.sampled_from([1, 2, 4])}
+
+
+@holds_for(
+    st.builds(
+        Reads,
+        requests(least=1),
+        **SHAPES,
+        recent=st.sampled_from([0, 0, 1, 5, 50]),
+        sink=st.integers(0, 2),
+        split=st.integers(0, 2),
+        paged=st.booleans(),
+        translated=st.booleans(),
+    ),
+    fault(KERNEL, "seq_len + topk_id * num_steps + tl", "seq_len + topk_id + tl"),
+    fault(KERNEL, "base + zid * iters", "base + zid"),
+    fault(KERNEL, "+ num_steps + page_size - 1", "+ num_steps - 1"),
+)
 def steps_read_prefix_and_branch(case: Reads) -> None:
     programs, options = case.num_steps * max(case.split, 1), {"NUM_STEPS": case.num_steps if case.split else 0}
     more = (case.page_size, case.recent, case.sink)
     check_reads(case, "generate_draft_decode_kv_indices", programs, more, options)
 
 
+@holds_for(
+    st.builds(
+        Reads,
+        requests(least=1),
+        **SHAPES,
+        recent=st.sampled_from([1, 2, 5, 50]),
+        paged=st.booleans(),
+        translated=st.booleans(),
+        of_both=st.just(True),
+    ),
+    fault(WINDOW, "tl.maximum(start - seq_len, 0)", "start * 0"),
+    fault(WINDOW, "start = total - window_len", "start = total - window_len + 1"),
+)
 def windows_read_the_last_of_both(case: Reads) -> None:
     """The rail of sliding-window layers: of prefix and branch together the last `recent` slots."""
     check_reads(case, "generate_draft_decode_window_kv_indices", case.num_steps, (case.page_size, case.recent), {})
-
-
-KERNEL, WINDOW = f"{LOCS}.generate_draft_decode_kv_indices", f"{LOCS}.generate_draft_decode_window_kv_indices"
-SHAPES = {"topk": st.integers(1, 4), "num_steps": st.integers(1, 4), "page_size": st.sampled_from([1, 2, 4])}
-
-PROPERTIES = (
-    Property(
-        st.builds(
-            Reads,
-            requests(least=1),
-            **SHAPES,
-            recent=st.sampled_from([0, 0, 1, 5, 50]),
-            sink=st.integers(0, 2),
-            split=st.integers(0, 2),
-            paged=st.booleans(),
-            translated=st.booleans(),
-        ),
-        steps_read_prefix_and_branch,
-        (
-            fault(KERNEL, "seq_len + topk_id * num_steps + tl", "seq_len + topk_id + tl"),
-            fault(KERNEL, "base + zid * iters", "base + zid"),
-            fault(KERNEL, "+ num_steps + page_size - 1", "+ num_steps - 1"),
-        ),
-    ),
-    Property(
-        st.builds(
-            Reads,
-            requests(least=1),
-            **SHAPES,
-            recent=st.sampled_from([1, 2, 5, 50]),
-            paged=st.booleans(),
-            translated=st.booleans(),
-            of_both=st.just(True),
-        ),
-        windows_read_the_last_of_both,
-        (
-            fault(WINDOW, "tl.maximum(start - seq_len, 0)", "start * 0"),
-            fault(WINDOW, "start = total - window_len", "start = total - window_len + 1"),
-        ),
-    ),
-)

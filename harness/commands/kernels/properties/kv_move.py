@@ -15,7 +15,7 @@ from torch import Tensor
 from eagletwin.reference.tree import Move, accept_row, kv_moves, move_rows
 
 from ..release import EAGLE, INDEX, LOCS, MOVE, POOLS, SPEC, load
-from ..tier import Property, fault, same
+from ..tier import Property, fault, holds_for, same
 from ..trees import Batch, batches
 
 SLOTS, PAGE = 64, 4
@@ -97,6 +97,19 @@ def accept(case: AcceptedBatch, pool: Any) -> None:
     )
 
 
+TILED = f"{MOVE}.copy_all_layer_kv_cache_tiled"
+MHA, MLA, DSA = (f"{POOLS}.{name}" for name in ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool"))
+
+
+@holds_for(
+    st.builds(AcceptedBatch, batches(least=1), st.integers(1, 3), st.sampled_from([4, 256]), st.just(False)),
+    fault(TILED, "tgt[:, None] * stride", "src[:, None] * stride"),
+    fault(f"{MHA}._move_kv_cache_impl", "src_loc[start:end],", "src_loc[:chunk_len],"),
+    fault(f"{EAGLE}.fill_accept_out_cache_loc", "if src > -1:", "if src > 0:"),
+    fault(f"{LOCS}.fill_front_out_cache_loc_func", "torch.zeros_like(num_front)", "num_front // num_front"),
+    fault(f"{SPEC}.move_accept_tokens_to_target_kvcache", "num_correct_drafts + 1,", "num_correct_drafts,"),
+    named="path moves in MHA pool",
+)
 def path_moves_in_mha_pool(case: AcceptedBatch) -> None:
     pool = mha_pool(case.layers)
     if pool._kv_copy_config is not None:
@@ -109,6 +122,19 @@ def path_moves_in_mha_pool(case: AcceptedBatch) -> None:
             same("rows of the pool", new, move_rows(old, case.moves))
 
 
+path_moves_in_mha_pool_by_indexing = Property(
+    st.builds(AcceptedBatch, batches(least=1), native=st.just(True)),
+    path_moves_in_mha_pool.holds,
+    (fault(f"{POOLS}.move_kv_cache_native", "v_cache[src_loc_flat]", "v_cache[tgt_loc_flat]"),),
+    named="path moves in MHA pool by indexing",
+)
+
+
+@holds_for(
+    st.builds(AcceptedBatch, batches(least=1)),
+    fault(f"{MLA}.move_kv_cache", "kv_cache[src_loc_flat]", "kv_cache[tgt_loc_flat]"),
+    named="path moves in MLA pool",
+)
 def path_moves_in_mla_pool(case: AcceptedBatch) -> None:
     pool = mla_pool()
     for number, buffer in enumerate(pool.kv_buffer):
@@ -139,6 +165,12 @@ class Moves:
         return list(zip(random.sample(range(192), self.count), random.sample(range(192), self.count), strict=True))
 
 
+@holds_for(
+    st.builds(Moves, st.integers(0, 12), st.integers(0, 999)),
+    fault(f"{DSA}.move_kv_cache", "self.index_key_cache.move(tgt_loc, src_loc)", "pass"),
+    fault(f"{INDEX}.IndexKeyCache.move", "scales[src_page, src_offset]", "scales[src_page, tgt_offset]"),
+    named="rows move in DSA pool",
+)
 def rows_move_in_dsa_pool(case: Moves) -> None:
     """Targets may be sources of others: all is read before anything is written."""
     pool, random = dsa_pool(), torch.Generator().manual_seed(case.seed)
@@ -155,43 +187,3 @@ def rows_move_in_dsa_pool(case: Moves) -> None:
         same(f"pages of layer {layer}'s index", old.shape[0], 0 if layer == 1 else 3)
         for before, after in zip(index_of_tokens(old), index_of_tokens(new), strict=True):
             same(f"index of layer {layer}", after, move_rows(before, case.moves) if len(before) else before)
-
-
-TILED = f"{MOVE}.copy_all_layer_kv_cache_tiled"
-MHA, MLA, DSA = (f"{POOLS}.{name}" for name in ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool"))
-
-PROPERTIES = (
-    Property(
-        st.builds(AcceptedBatch, batches(least=1), st.integers(1, 3), st.sampled_from([4, 256]), st.just(False)),
-        path_moves_in_mha_pool,
-        (
-            fault(TILED, "tgt[:, None] * stride", "src[:, None] * stride"),
-            fault(f"{MHA}._move_kv_cache_impl", "src_loc[start:end],", "src_loc[:chunk_len],"),
-            fault(f"{EAGLE}.fill_accept_out_cache_loc", "if src > -1:", "if src > 0:"),
-            fault(f"{LOCS}.fill_front_out_cache_loc_func", "torch.zeros_like(num_front)", "num_front // num_front"),
-            fault(f"{SPEC}.move_accept_tokens_to_target_kvcache", "num_correct_drafts + 1,", "num_correct_drafts,"),
-        ),
-        named="path moves in MHA pool",
-    ),
-    Property(
-        st.builds(AcceptedBatch, batches(least=1), native=st.just(True)),
-        path_moves_in_mha_pool,
-        (fault(f"{POOLS}.move_kv_cache_native", "v_cache[src_loc_flat]", "v_cache[tgt_loc_flat]"),),
-        named="path moves in MHA pool by indexing",
-    ),
-    Property(
-        st.builds(AcceptedBatch, batches(least=1)),
-        path_moves_in_mla_pool,
-        (fault(f"{MLA}.move_kv_cache", "kv_cache[src_loc_flat]", "kv_cache[tgt_loc_flat]"),),
-        named="path moves in MLA pool",
-    ),
-    Property(
-        st.builds(Moves, st.integers(0, 12), st.integers(0, 999)),
-        rows_move_in_dsa_pool,
-        (
-            fault(f"{DSA}.move_kv_cache", "self.index_key_cache.move(tgt_loc, src_loc)", "pass"),
-            fault(f"{INDEX}.IndexKeyCache.move", "scales[src_page, src_offset]", "scales[src_page, tgt_offset]"),
-        ),
-        named="rows move in DSA pool",
-    ),
-)

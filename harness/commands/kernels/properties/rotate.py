@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eagletwin.reference.tree import rotate_ids
 
 from ..release import ROTATE, load
-from ..tier import Property, fault, same, true
+from ..tier import fault, holds_for, same, true
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,15 @@ def rotations(draw: st.DrawFn) -> Rotation:
     return Rotation(tuple(lengths), tuple(draw(st.integers(0, max(length - 1, 0))) for length in lengths))
 
 
+KERNEL = f"{ROTATE}.rotate_input_ids_kernel"
+
+
+@holds_for(
+    rotations(),
+    fault(KERNEL, "+ offsets + 1", "+ offsets"),
+    fault(KERNEL, "start_loc + seq_len - 1\n", "start_loc + seq_len - 2\n"),
+    fault(f"{ROTATE}.rotate_input_ids", "grid = (batch_size,)", "grid = (1,)"),
+)
 def ids_rotate(case: Rotation) -> None:
     """A request of no rows stays as it is, and so does what lies between requests."""
     starts = [1 + sum(case.lengths[:row]) + row for row in range(len(case.lengths))]
@@ -47,20 +56,5 @@ def ids_rotate(case: Rotation) -> None:
     found = load(ROTATE).rotate_input_ids(
         ids, torch.tensor(starts).long(), torch.tensor(case.lengths).long(), tokens[:, None], select
     )
-    same("input ids", found.tolist(), expected)
+    same("input ids", found, expected)
     true("the ids are rotated in place", found is ids)
-
-
-KERNEL = f"{ROTATE}.rotate_input_ids_kernel"
-
-PROPERTIES = (
-    Property(
-        rotations(),
-        ids_rotate,
-        (
-            fault(KERNEL, "+ offsets + 1", "+ offsets"),
-            fault(KERNEL, "start_loc + seq_len - 1\n", "start_loc + seq_len - 2\n"),
-            fault(f"{ROTATE}.rotate_input_ids", "grid = (batch_size,)", "grid = (1,)"),
-        ),
-    ),
-)

@@ -21,12 +21,22 @@ from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_to
 from eagletwin.reference.tree import accept_row, retrieve_links
 
 from ..release import SAMPLING, load
-from ..tier import Property, fault, same
+from ..tier import fault, holds_for, same
 from ..trees import Batch, batches
 
 UNWRITTEN = -77
 BLOCK = 4096  # tokens that the kernel takes at a time
+
 Kind = Literal["other", "near", "same", "apart", "nan"]
+
+
+def _siblings_differ(parents: Sequence[int], vocabulary: int, random: Random) -> list[int]:
+    tokens = [0] * len(parents)
+    for node in range(len(parents)):
+        children = children_of(node, parents)
+        for child, token in zip(children, random.sample(range(vocabulary), len(children)), strict=True):
+            tokens[child] = token
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -82,15 +92,6 @@ class SamplingCase:
     def _normal(self, rows: int, stream: int) -> Tensor:
         generator = torch.Generator("cpu").manual_seed(self.batch.seed * 4 + stream)
         return torch.randn(len(self.batch.trees), rows, self.vocabulary, generator=generator, device="cpu", dtype=torch.float64)
-
-
-def _siblings_differ(parents: Sequence[int], vocabulary: int, random: Random) -> list[int]:
-    tokens = [0] * len(parents)
-    for node in range(len(parents)):
-        children = children_of(node, parents)
-        for child, token in zip(children, random.sample(range(vocabulary), len(children)), strict=True):
-            tokens[child] = token
-    return tokens
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,25 @@ def follow_chains(case: SamplingCase, decided: Decided, coins: Tensor, finals: T
     ]
 
 
+@st.composite
+def chains(draw: st.DrawFn) -> SamplingCase:
+    vocabulary = draw(st.sampled_from([5, 5, 8, 64, BLOCK, 5000]))
+    batch = draw(batches(chain=True, most=3 if vocabulary < BLOCK else 2))
+    spread, top_k = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
+    kind: Kind = draw(st.sampled_from(["near", "near", "other", "same", "apart", "nan"]))
+    return SamplingCase(batch, vocabulary, spread or 0.1, top_k, kind, strided=draw(st.booleans()))
+
+
+KERNEL, CALLER = f"{SAMPLING}.speculative_sampling_classic_kernel", f"{SAMPLING}.chain_speculative_sampling_triton"
+
+
+@holds_for(
+    chains(),
+    fault(KERNEL, "q_is_prob & (coin * q < p)", "q_is_prob & (coin < p)"),
+    fault(KERNEL, "target_u = coin_final * norm_sum", "target_u = coin_final"),
+    fault(KERNEL, "            cum_sum += tl.sum(val)", "            cum_sum += 0.0"),
+    fault(CALLER, "draft_probs.stride(0)", "target_probs.stride(0)"),
+)
 def chain_is_sampled(case: SamplingCase) -> None:
     coins, finals = case.coins
     decided = call(load(SAMPLING).chain_speculative_sampling_triton, case, coins, finals, case.drafts)
@@ -185,28 +205,6 @@ def chain_is_sampled(case: SamplingCase) -> None:
         [found.illegal for found in follow_chains(case, decided, coins, finals)],
         [None] * len(decided.paths),
     )
-
-
-def block_is_verified(case: SamplingCase) -> None:
-    """The same kernel by another algorithm, from 0.5.22 on."""
-    sample = partial(load(SAMPLING).chain_speculative_sampling_triton, block_verification=True)
-    coins, finals = case.coins
-    decided = call(sample, case, coins, finals, case.drafts)
-    for targets, drafts, candidates, coin, final, path, tokens in zip(
-        case.targets, case.drafts, case.candidates, coins, finals, decided.paths, decided.emitted, strict=True
-    ):
-        exact, q, error = targets.double(), drafts.double(), 4 * error_of(case.vocabulary)
-        followed = follow_block(exact, q, candidates, coin.tolist(), float(final), len(path) - 1, tokens[-1], error)
-        same("decision that p, q and the coins do not allow", followed.illegal, None)
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> SamplingCase:
-    vocabulary = draw(st.sampled_from([5, 5, 8, 64, BLOCK, 5000]))
-    batch = draw(batches(chain=True, most=3 if vocabulary < BLOCK else 2))
-    spread, top_k = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
-    kind: Kind = draw(st.sampled_from(["near", "near", "other", "same", "apart", "nan"]))
-    return SamplingCase(batch, vocabulary, spread or 0.1, top_k, kind, strided=draw(st.booleans()))
 
 
 @st.composite
@@ -220,27 +218,21 @@ def blocks(draw: st.DrawFn) -> SamplingCase:
     )
 
 
-KERNEL, CALLER = f"{SAMPLING}.speculative_sampling_classic_kernel", f"{SAMPLING}.chain_speculative_sampling_triton"
-
-PROPERTIES = (
-    Property(
-        chains(),
-        chain_is_sampled,
-        (
-            fault(KERNEL, "q_is_prob & (coin * q < p)", "q_is_prob & (coin < p)"),
-            fault(KERNEL, "target_u = coin_final * norm_sum", "target_u = coin_final"),
-            fault(KERNEL, "            cum_sum += tl.sum(val)", "            cum_sum += 0.0"),
-            fault(CALLER, "draft_probs.stride(0)", "target_probs.stride(0)"),
-        ),
-    ),
-    Property(
-        blocks(),
-        block_is_verified,
-        (
-            fault(KERNEL, "residual_mass + 1.0 - prefix_prob", "1.0"),
-            fault(KERNEL, "residual_scale = prefix_prob", "residual_scale = 1.0"),
-            fault(KERNEL, "norm_sum = residual_mass", "norm_sum = residual_mass * 0.5"),
-            fault(CALLER, "BLOCK_VERIFICATION=block_verification", "BLOCK_VERIFICATION=False"),
-        ),
-    ),
+@holds_for(
+    blocks(),
+    fault(KERNEL, "residual_mass + 1.0 - prefix_prob", "1.0"),
+    fault(KERNEL, "residual_scale = prefix_prob", "residual_scale = 1.0"),
+    fault(KERNEL, "norm_sum = residual_mass", "norm_sum = residual_mass * 0.5"),
+    fault(CALLER, "BLOCK_VERIFICATION=block_verification", "BLOCK_VERIFICATION=False"),
 )
+def block_is_verified(case: SamplingCase) -> None:
+    """The same kernel by another algorithm, from 0.5.22 on."""
+    sample = partial(load(SAMPLING).chain_speculative_sampling_triton, block_verification=True)
+    coins, finals = case.coins
+    decided = call(sample, case, coins, finals, case.drafts)
+    for targets, drafts, candidates, coin, final, path, tokens in zip(
+        case.targets, case.drafts, case.candidates, coins, finals, decided.paths, decided.emitted, strict=True
+    ):
+        exact, q, error = targets.double(), drafts.double(), 4 * error_of(case.vocabulary)
+        followed = follow_block(exact, q, candidates, coin.tolist(), float(final), len(path) - 1, tokens[-1], error)
+        same("decision that p, q and the coins do not allow", followed.illegal, None)

@@ -12,7 +12,7 @@ from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
 
 from ..release import SPEC, TOPK1, UTILS, load, module
-from ..tier import Property, fault, same, true
+from ..tier import fault, holds_for, same, true
 
 LEVELS = 4  # how many different probabilities there are where ties are wanted
 INF, NAN = float("inf"), float("nan")
@@ -51,6 +51,17 @@ def growths(draw: st.DrawFn) -> Growth:
     )
 
 
+LATER = f"{SPEC}._select_top_k_tokens_later"
+
+
+@holds_for(
+    growths(),
+    fault(f"{SPEC}._select_top_k_tokens_first", "torch.arange(-1, topk", "torch.arange(0, topk + 1"),
+    fault(LATER, "flat_cs // topk +", "flat_cs % topk +"),
+    fault(LATER, "scores.unsqueeze(2) *", "scores.unsqueeze(2) +"),
+    fault(LATER, "(i - 1)", "i"),
+    fault(f"{UTILS}.organize_draft_results", "torch.sort(top_scores_index).values", "top_scores_index"),
+)
 def tree_grows(case: Growth) -> None:
     """Every step from SGLang's own choice of the one before: equal scores may be chosen between freely."""
     count, topk = case.count, case.topk
@@ -63,11 +74,11 @@ def tree_grows(case: Growth) -> None:
         for items, item in zip(lists, info, strict=True):
             items.append(item)
         if step == 0:
-            same("input ids", ids.tolist(), tokens.flatten().tolist())
+            same("input ids", ids, tokens.flatten().tolist())
             same("scores", after, chances)
-            same("scores of the step", info[0].tolist(), [[row] for row in chances.tolist()])
+            same("scores of the step", info[0], [[row] for row in chances.tolist()])
             same("tokens of the step", info[1].tolist(), tokens.tolist())
-            same("parents of the step", info[2].tolist(), [first_frontier(topk).tolist()] * count)
+            same("parents of the step", info[2], [first_frontier(topk).tolist()] * count)
             rows = [request for request in range(count) for _ in range(topk)]
         else:
             assert scores is not None
@@ -81,8 +92,8 @@ def tree_grows(case: Growth) -> None:
                 true(f"places {places} have the best of the scores {flat}", as_good(flat, places))
                 if not case.ties:
                     same("chosen places", places, best(flat, topk))
-                same("input ids", ids[branches].tolist(), [proposed[place] for place in places])
-                same("scores", after[request].tolist(), [flat[place] for place in places])
+                same("input ids", ids[branches], [proposed[place] for place in places])
+                same("scores", after[request], [flat[place] for place in places])
                 same("scores of the children", info[0][request], children)
                 same("tokens of the children", info[1][request].tolist(), proposed)
                 rows += [request * topk + row for row in continued_rows(places, topk)]
@@ -106,7 +117,7 @@ def tree_is_ranked(case: Growth, scores: list[Tensor], tokens: list[Tensor], par
         )
         if not case.ties:
             same("selected", chosen, rerank(flat[request], case.nodes))
-        same("drafted tokens", drafted[request].tolist(), [proposed[request][c] for c in chosen])
+        same("drafted tokens", drafted[request], [proposed[request][c] for c in chosen])
     expected = [] if case.num_steps == 1 else [part.tolist() for part in parents[:-1]]
     same(
         "parent_list",
@@ -133,31 +144,6 @@ class Top1:
         return torch.tensor(rows, dtype=torch.float32).reshape(self.count, self.vocabulary)
 
 
-def top1_is_drafted(case: Top1) -> None:
-    logits = torch.cat([case.logits, torch.full((case.count, 3), 1e9)], 1)[:, : case.vocabulary]  # rows with something between
-    positions, drafted = torch.arange(case.count) + 40, torch.full((case.count, 5), -77)
-    given = (None, 0) if case.column is None else (drafted[:, :4], case.column)
-    with patch.object(module(TOPK1), "_DRAFT_TOPK1_BLOCK", case.block):
-        chances, index = load(TOPK1).draft_topk1_postprocess(logits, positions, *given)
-    expected = [best(row, 1)[0] for row in case.logits.tolist()]
-    same("drafted token", index.tolist(), [[token] for token in expected])
-    same("chances", chances.tolist(), [[1.0]] * case.count)
-    same("positions", positions.tolist(), [41 + row for row in range(case.count)])
-    if case.column is not None:
-        same("its column of the buffer", drafted[:, case.column].tolist(), expected)
-        drafted[:, case.column] = -77
-    true("the rest of the buffer is untouched", bool((drafted == -77).all()))
-
-
-def top1_is_selected(case: Top1) -> None:
-    chances, index = load(TOPK1).draft_topk1_argmax_only(case.logits)
-    same(
-        "token and probability",
-        (index.tolist(), chances.tolist()),
-        ([[best(row, 1)[0]] for row in case.logits.tolist()], [[1.0]] * case.count),
-    )
-
-
 @st.composite
 def top1s(draw: st.DrawFn) -> Top1:
     """One value at least is a number, and none is as small as what the kernel puts in the place of a NaN."""
@@ -169,34 +155,40 @@ def top1s(draw: st.DrawFn) -> Top1:
     return case if good else Top1(count, vocabulary, block, (-2.0, 7.0), column, case.seed)
 
 
-LATER = f"{SPEC}._select_top_k_tokens_later"
 PARTIAL, FINAL = f"{TOPK1}._draft_topk1_partial_argmax_kernel", f"{TOPK1}._draft_topk1_finalize_kernel"
 
-PROPERTIES = (
-    Property(
-        growths(),
-        tree_grows,
-        (
-            fault(f"{SPEC}._select_top_k_tokens_first", "torch.arange(-1, topk", "torch.arange(0, topk + 1"),
-            fault(LATER, "flat_cs // topk +", "flat_cs % topk +"),
-            fault(LATER, "scores.unsqueeze(2) *", "scores.unsqueeze(2) +"),
-            fault(LATER, "(i - 1)", "i"),
-            fault(f"{UTILS}.organize_draft_results", "torch.sort(top_scores_index).values", "top_scores_index"),
-        ),
-    ),
-    Property(
-        top1s(),
-        top1_is_drafted,
-        (
-            fault(PARTIAL, "split * BLOCK + local_index", "local_index"),
-            fault(PARTIAL, "offsets < vocab_size", "offsets < vocab_size - 1"),
-            fault(FINAL, "position + 1", "position"),
-            fault(f"{TOPK1}.draft_topk1_postprocess", "draft_tokens.stride(0) if", "draft_tokens.shape[1] if"),
-        ),
-    ),
-    Property(
-        top1s(),
-        top1_is_selected,
-        (fault(f"{TOPK1}.draft_topk1_argmax_only", "next_token_logits, scratch", "-next_token_logits, scratch"),),
-    ),
+
+@holds_for(
+    top1s(),
+    fault(PARTIAL, "split * BLOCK + local_index", "local_index"),
+    fault(PARTIAL, "offsets < vocab_size", "offsets < vocab_size - 1"),
+    fault(FINAL, "position + 1", "position"),
+    fault(f"{TOPK1}.draft_topk1_postprocess", "draft_tokens.stride(0) if", "draft_tokens.shape[1] if"),
 )
+def top1_is_drafted(case: Top1) -> None:
+    logits = torch.cat([case.logits, torch.full((case.count, 3), 1e9)], 1)[:, : case.vocabulary]  # rows with something between
+    positions, drafted = torch.arange(case.count) + 40, torch.full((case.count, 5), -77)
+    given = (None, 0) if case.column is None else (drafted[:, :4], case.column)
+    with patch.object(module(TOPK1), "_DRAFT_TOPK1_BLOCK", case.block):
+        chances, index = load(TOPK1).draft_topk1_postprocess(logits, positions, *given)
+    expected = [best(row, 1)[0] for row in case.logits.tolist()]
+    same("drafted token", index, [[token] for token in expected])
+    same("chances", chances, [[1.0]] * case.count)
+    same("positions", positions, [41 + row for row in range(case.count)])
+    if case.column is not None:
+        same("its column of the buffer", drafted[:, case.column], expected)
+        drafted[:, case.column] = -77
+    true("the rest of the buffer is untouched", bool((drafted == -77).all()))
+
+
+@holds_for(
+    top1s(),
+    fault(f"{TOPK1}.draft_topk1_argmax_only", "next_token_logits, scratch", "-next_token_logits, scratch"),
+)
+def top1_is_selected(case: Top1) -> None:
+    chances, index = load(TOPK1).draft_topk1_argmax_only(case.logits)
+    same(
+        "token and probability",
+        (index.tolist(), chances.tolist()),
+        ([[best(row, 1)[0]] for row in case.logits.tolist()], [[1.0]] * case.count),
+    )

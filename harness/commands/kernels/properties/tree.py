@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.harness.commands.kernels.release import EAGLE, PACK, TREE, UTILS, load
-from eagletwin.harness.commands.kernels.tier import Property, fault, same, true
+from eagletwin.harness.commands.kernels.tier import fault, holds_for, same, true
 from eagletwin.harness.commands.kernels.trees import Batch, batches
 from eagletwin.reference.tree import (
     accept_row,
@@ -54,6 +54,16 @@ def build(case: TreeBuild) -> tuple[Tensor, ...]:
     return found
 
 
+BUILD = f"{TREE}.sgl_build_tree_kernel_efficient_triton"
+
+
+@holds_for(
+    st.builds(TreeBuild, batches(), st.sampled_from([FULL, QLEN]), st.booleans(), st.booleans()),
+    fault(BUILD, "parent_position = pp + 1", "parent_position = pp"),
+    fault(BUILD, "position + seq_len,", "position + seq_len + 1,"),
+    fault(f"{TREE}.sgl_build_tree_kernel_triton", " - verified_seq_len", ""),
+    fault(f"{UTILS}.build_tree_kernel_efficient", "bonus_tokens.unsqueeze(1)", "draft_tokens[:, :1]"),
+)
 def tree_is_built(case: TreeBuild) -> None:
     batch, nodes = case.batch, case.batch.nodes
     mask, positions, index, first, sibling, nodes_tokens = build(case)
@@ -65,10 +75,10 @@ def tree_is_built(case: TreeBuild) -> None:
         nodes_tokens.tolist(),
         [t for b, d in zip(bonus.tolist(), drafted.tolist(), strict=True) for t in (b, *d)],
     )
-    same("positions", positions.tolist(), [m + d for m, of in zip(batch.lengths, parents, strict=True) for d in depths(of)])
-    same("retrieve_index", index.tolist(), torch.arange(len(parents) * nodes).reshape(-1, nodes).tolist())
-    same("retrieve_next_token", first.tolist(), [link[0] for link in links])
-    same("retrieve_next_sibling", sibling.tolist(), [link[1] for link in links])
+    same("positions", positions, [m + d for m, of in zip(batch.lengths, parents, strict=True) for d in depths(of)])
+    same("retrieve_index", index, torch.arange(len(parents) * nodes).reshape(-1, nodes).tolist())
+    same("retrieve_next_token", first, [link[0] for link in links])
+    same("retrieve_next_sibling", sibling, [link[1] for link in links])
     true(
         "the mask is long enough",
         len(mask) >= sum(nodes * (nodes + (m if case.mode == FULL else 0)) for m in batch.lengths),
@@ -92,6 +102,11 @@ class Chain:
     reverse: bool  # strided inputs
 
 
+@holds_for(
+    st.builds(Chain, batches(chain=True), st.sampled_from([None, False, True]), *[st.booleans()] * 3),
+    fault(f"{EAGLE}._build_chain_tree_kernel", "mask_col <= mask_row", "mask_col < mask_row"),
+    fault(f"{EAGLE}.build_chain_tree", "draft_tokens.stride(1)", "1"),
+)
 def chain_is_built(case: Chain) -> None:
     batch, count, width = case.batch, len(case.batch.lengths), case.batch.nodes
     bonus, drafted = tokens(batch)
@@ -111,29 +126,34 @@ def chain_is_built(case: Chain) -> None:
     parents = list(range(-1, width - 1))
     links = retrieve_links(parents)
     expected = [m + d for m in batch.lengths for d in depths(parents)]
-    same("positions", positions.tolist(), expected)
+    same("positions", positions, expected)
     same(
         "tokens of the nodes",
         nodes_tokens.reshape(count, width).tolist(),
         torch.cat([bonus[:, None], drafted], 1).tolist(),
     )
-    same("retrieve_index", index.tolist(), torch.arange(count * width).reshape(count, width).tolist())
+    same("retrieve_index", index, torch.arange(count * width).reshape(count, width).tolist())
     same(
         "retrieve_next_token and retrieve_next_sibling",
         (first.tolist(), sibling.tolist()),
         ([links[0]] * count, [links[1]] * count),
     )
-    same("mask", mask[: count * width**2].tolist(), ancestor_mask(parents).flatten().tolist() * count)
+    same("mask", mask[: count * width**2], ancestor_mask(parents).flatten().tolist() * count)
     if buffer is not None:
-        same("mask behind the batch", mask[count * width**2 :].tolist(), [case.given_mask] * 3)
+        same("mask behind the batch", mask[count * width**2 :], [case.given_mask] * 3)
     same("there are slots, and mrope positions", (slots is not None, mrope is not None), (case.cache, case.mrope))
     if case.cache:
         columns = positions.reshape(count, width)  # a chain's node n lies in column M + n, and has position M + n
-        same("slots", slots.tolist(), table[requests[:, None], columns].flatten().tolist())
+        same("slots", slots, table[requests[:, None], columns].flatten().tolist())
     if case.mrope:
-        same("mrope positions", mrope.tolist(), [expected] * 3)
+        same("mrope positions", mrope, [expected] * 3)
 
 
+@holds_for(
+    batches(),
+    fault(f"{PACK}._pack_verify_mask_kernel", "kv_start * Q + offsets", "kv_start + offsets"),
+    fault(f"{PACK}.pack_verify_mask_into", "mask.contiguous()", "(~mask)"),
+)
 def mask_is_packed(batch: Batch) -> None:
     masks = [full_mask(tree.parents, length) for tree, length in zip(batch.trees, batch.lengths, strict=True)]
     masks = [mask ^ (torch.rand(mask.shape, generator=torch.Generator().manual_seed(batch.seed)) > 0.7) for mask in masks]
@@ -144,39 +164,7 @@ def mask_is_packed(batch: Batch) -> None:
     longest = max((mask.shape[1] for mask in masks), default=0)
     arguments = {"batch_size": len(masks), "query_width": batch.nodes, "max_kv_len": longest}
     load(PACK).pack_verify_mask_into(flat, kv, ends, output, **arguments)
-    same("packed mask", output.tolist(), [byte for part in packed for byte in part] + [0xA5] * 7)
-
-
-BUILD = f"{TREE}.sgl_build_tree_kernel_efficient_triton"
-
-_BUILDING = (
-    Property(
-        st.builds(TreeBuild, batches(), st.sampled_from([FULL, QLEN]), st.booleans(), st.booleans()),
-        tree_is_built,
-        (
-            fault(BUILD, "parent_position = pp + 1", "parent_position = pp"),
-            fault(BUILD, "position + seq_len,", "position + seq_len + 1,"),
-            fault(f"{TREE}.sgl_build_tree_kernel_triton", " - verified_seq_len", ""),
-            fault(f"{UTILS}.build_tree_kernel_efficient", "bonus_tokens.unsqueeze(1)", "draft_tokens[:, :1]"),
-        ),
-    ),
-    Property(
-        st.builds(Chain, batches(chain=True), st.sampled_from([None, False, True]), *[st.booleans()] * 3),
-        chain_is_built,
-        (
-            fault(f"{EAGLE}._build_chain_tree_kernel", "mask_col <= mask_row", "mask_col < mask_row"),
-            fault(f"{EAGLE}.build_chain_tree", "draft_tokens.stride(1)", "1"),
-        ),
-    ),
-    Property(
-        batches(),
-        mask_is_packed,
-        (
-            fault(f"{PACK}._pack_verify_mask_kernel", "kv_start * Q + offsets", "kv_start + offsets"),
-            fault(f"{PACK}.pack_verify_mask_into", "mask.contiguous()", "(~mask)"),
-        ),
-    ),
-)
+    same("packed mask", output, [byte for part in packed for byte in part] + [0xA5] * 7)
 
 
 UNWRITTEN = -77
@@ -195,6 +183,15 @@ class Verify:
         return tuple([[random.randrange(self.vocabulary) for _ in shape] for _ in self.batch.trees] for _ in range(2))  # type: ignore[return-value]
 
 
+VERIFY = f"{TREE}.verify_tree_greedy_kernel_triton"
+
+
+@holds_for(
+    st.builds(Verify, batches(), st.integers(1, 3)),
+    fault(VERIFY, "is_valid & (draft_token == target_token)", "is_valid"),
+    fault(VERIFY, "tl.store(accept_token_num_ptr + bx, num_accept_tokens)", "pass"),
+    fault(f"{TREE}.verify_tree_greedy_triton", "accept_index.shape[1]", "2"),
+)
 def path_is_accepted(case: Verify) -> None:
     check_path(case.batch, *case.tokens())
 
@@ -214,26 +211,9 @@ def check_path(batch: Batch, candidates: list[list[int]], argmax: list[list[int]
         target_predict=torch.tensor(argmax, dtype=torch.int64).reshape(count, nodes),
         topk=batch.topk,
     )
-    same("accept_token_num", counts.tolist(), [len(path) - 1 for path in paths])
-    same("accept_index", accepts.tolist(), [accept_row(path, first * nodes, width) for first, path in enumerate(paths)])
+    same("accept_token_num", counts, [len(path) - 1 for path in paths])
+    same("accept_index", accepts, [accept_row(path, first * nodes, width) for first, path in enumerate(paths)])
     expected = torch.full((count, nodes), UNWRITTEN)
     for request, (path, choices) in enumerate(zip(paths, argmax, strict=True)):
         expected[request, path] = torch.tensor(committed_tokens(choices, path))
-    same("predicts", predicts.tolist(), expected.flatten().tolist())
-
-
-VERIFY = f"{TREE}.verify_tree_greedy_kernel_triton"
-
-_VERIFYING = (
-    Property(
-        st.builds(Verify, batches(), st.integers(1, 3)),
-        path_is_accepted,
-        (
-            fault(VERIFY, "is_valid & (draft_token == target_token)", "is_valid"),
-            fault(VERIFY, "tl.store(accept_token_num_ptr + bx, num_accept_tokens)", "pass"),
-            fault(f"{TREE}.verify_tree_greedy_triton", "accept_index.shape[1]", "2"),
-        ),
-    ),
-)
-
-PROPERTIES = (*_BUILDING, *_VERIFYING)
+    same("predicts", predicts, expected.flatten().tolist())

@@ -15,11 +15,20 @@ from torch import Tensor
 from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
 
 from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
-from ..tier import Property, fault, same
+from ..tier import fault, holds_for, same
 from ..trees import Batch, batches
 from .commit import Tracked, check_tracked_nodes, verified_batches
 
+TRACKED = st.builds(Tracked, verified_batches(), st.sampled_from([0, 0, 1, 2, 3, 8]))
+_NODES = f"{SCATTER}._fused_commit_track_indices_kernel"
 
+
+@holds_for(
+    TRACKED,
+    fault(_NODES, "row + al - 1", "row + 0 * al"),
+    fault(_NODES, "ti = tp - pre - 1", "ti = tp - pre"),
+    fault(f"{SCATTER}.fused_commit_track_indices", "accept_index.shape[1],", "draft_token_num,"),
+)
 def nodes_are_committed_in_a_kernel(case: Tracked) -> None:
     of, nodes = case.verified, case.verified.batch.nodes
     lengths = of.lengths if case.interval else None
@@ -27,6 +36,15 @@ def nodes_are_committed_in_a_kernel(case: Tracked) -> None:
     check_tracked_nodes(case, *found)
 
 
+@holds_for(
+    TRACKED,
+    fault(f"{SPEC}._verify_commit_step_indices", "accept_lens - 1)", "accept_lens * 0)"),
+    fault(
+        f"{SPEC}._verify_commit_step_indices",
+        "tracking_point - seq_lens_pre_verify - 1",
+        "tracking_point - seq_lens_pre_verify",
+    ),
+)
 def nodes_are_committed_in_torch(case: Tracked) -> None:
     of, nodes = case.verified, case.verified.batch.nodes
     batch = SimpleNamespace(
@@ -58,6 +76,15 @@ class Masked:
         return torch.cat(rows) if rows else torch.zeros(0, dtype=torch.bool)
 
 
+MASKED = st.builds(Masked, batches())
+_LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"
+
+
+@holds_for(
+    MASKED,
+    fault(_LINKS, "parent = tl.max(tl.where(ancestors, col, -1)", "parent = tl.min(tl.where(m, col, n)"),
+    fault(f"{RECONSTRUCT}.reconstruct_indices_from_tree_mask_triton", "[(batch_size,)]", "[(batch_size - 1,)]"),
+)
 def links_follow_from_a_mask_in_a_kernel(case: Masked) -> None:
     count, nodes = len(case.parents), case.batch.nodes
     outputs = [torch.full((count * nodes + 1,), -77, dtype=torch.int64) for _ in range(4)]
@@ -72,51 +99,12 @@ def links_follow_from_a_mask_in_a_kernel(case: Masked) -> None:
     same("retrieve_next_sibling", sibling, [*(node for link in links for node in link[1]), -77])
 
 
+@holds_for(
+    MASKED,
+    fault(f"{NGRAM}._derive_tree_links", "for i in reversed(", "for i in ("),
+)
 def links_follow_from_a_mask_on_the_host(case: Masked) -> None:
     first, sibling = load(NGRAM)._derive_tree_links(case.mask.numpy(), len(case.parents), case.batch.nodes)
     links = [retrieve_links(of) for of in case.parents]
-    same("retrieve_next_token", first.tolist(), [list(link[0]) for link in links])
-    same("retrieve_next_sibling", sibling.tolist(), [list(link[1]) for link in links])
-
-
-TRACKED = st.builds(Tracked, verified_batches(), st.sampled_from([0, 0, 1, 2, 3, 8]))
-MASKED = st.builds(Masked, batches())
-_NODES = f"{SCATTER}._fused_commit_track_indices_kernel"
-_LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"
-
-PROPERTIES = (
-    Property(
-        TRACKED,
-        nodes_are_committed_in_a_kernel,
-        (
-            fault(_NODES, "row + al - 1", "row + 0 * al"),
-            fault(_NODES, "ti = tp - pre - 1", "ti = tp - pre"),
-            fault(f"{SCATTER}.fused_commit_track_indices", "accept_index.shape[1],", "draft_token_num,"),
-        ),
-    ),
-    Property(
-        TRACKED,
-        nodes_are_committed_in_torch,
-        (
-            fault(f"{SPEC}._verify_commit_step_indices", "accept_lens - 1)", "accept_lens * 0)"),
-            fault(
-                f"{SPEC}._verify_commit_step_indices",
-                "tracking_point - seq_lens_pre_verify - 1",
-                "tracking_point - seq_lens_pre_verify",
-            ),
-        ),
-    ),
-    Property(
-        MASKED,
-        links_follow_from_a_mask_in_a_kernel,
-        (
-            fault(_LINKS, "parent = tl.max(tl.where(ancestors, col, -1)", "parent = tl.min(tl.where(m, col, n)"),
-            fault(f"{RECONSTRUCT}.reconstruct_indices_from_tree_mask_triton", "[(batch_size,)]", "[(batch_size - 1,)]"),
-        ),
-    ),
-    Property(
-        MASKED,
-        links_follow_from_a_mask_on_the_host,
-        (fault(f"{NGRAM}._derive_tree_links", "for i in reversed(", "for i in ("),),
-    ),
-)
+    same("retrieve_next_token", first, [list(link[0]) for link in links])
+    same("retrieve_next_sibling", sibling, [list(link[1]) for link in links])

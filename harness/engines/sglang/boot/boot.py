@@ -42,7 +42,7 @@ from ..compat import (
 from ..graphs import gates, install
 from ..stand_ins import stubs
 from ..taps import speculation
-from . import cuda, front_end, new_weights, preimport, server_arguments, single_rank
+from . import cuda, new_weights, preimport, registry, single_rank
 
 SHIMS = preimport.SHIMS
 # settings that an engine without a draft lacks
@@ -79,11 +79,9 @@ _IMPORTED_WHILE_RUN = (
 )
 
 
-def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
-    """Everything that is the same for all configurations. Takes seconds; once per process.
-
-    front: the HTTP front end too, on a machine without a GPU."""
-    preimport.prepare(mode, front=front)
+def import_sglang(mode: Mode = CPU) -> None:
+    """Everything that is the same for all configurations. Takes seconds; once per process."""
+    preimport.prepare(mode)
     stubs.come_first()
     if mode.device == "cpu":
         state_layers.name_the_cpu(SHIMS)
@@ -96,8 +94,6 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         "sglang.srt.models.llama_eagle3",
     ):
         importlib.import_module(name)
-    if front:
-        front_end.import_it()
     if mode.device == "cpu":
         verify.choose(SHIMS)
         verify.install(SHIMS)
@@ -140,7 +136,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     os.environ.update(family_of(recipe).environment)
     if recipe.target.compressed is not None:  # before its classes are imported
         compressed_attention.mix_with_triton(SHIMS)
-    server_arguments.register(family_of(recipe).modules, SHIMS)
+    registry.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
         cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:

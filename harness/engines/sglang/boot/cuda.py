@@ -1,4 +1,7 @@
-"""What is different where the worker runs on a GPU: absent packages, layers without a float32 kernel, CUDA graphs."""
+"""What is different where the worker runs on a GPU: absent packages, layers without a float32 kernel, CUDA graphs.
+
+Called by boot.py. On a CPU nothing here does anything.
+"""
 
 import contextlib
 import importlib
@@ -18,10 +21,6 @@ from eagletwin.harness.engines.inside import changes, patches
 from ..graphs import install
 from ..stand_ins import stubs
 from ..taps.inner import CAPTURES
-
-# What is different where the worker runs on a GPU: packages that may be absent, layers without a float32 kernel, CUDA graphs.
-#
-# Called by boot.py. On a CPU nothing here does anything.
 
 # Packages of a whole installation of SGLang that no case calls, and that a host may lack. Where one is there, it is used.
 _SPARE: tuple[str, ...] = (
@@ -129,7 +128,7 @@ def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
 
 # Experts in float32 on a GPU, for which SGLang's kernels are not written: what is changed so that they compute in float32.
 #
-# A served model has bfloat16, and nothing is changed for it. Called by boot.py once a family's model classes are imported.
+# A served model has bfloat16, and nothing is changed for it. boot.py does it once a family's model classes are imported.
 
 _FUSED = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe._fused_moe_kernel_sequence"
 _NEXTN = "sglang.srt.models.deepseek_nextn"
@@ -160,7 +159,6 @@ def compute_experts_in_float32(shims: list[str]) -> None:
 # The kernels of the gated delta rule's chunked prefill are compiled for any type; a check in front of them admits 16 bits
 # alone, and one of them merges its blocks in TF32. A scan (Mamba-2) needs nothing. Of Qwen3.5 one kernel has the norms, the
 # rotation and the gate of its attention, and rounds to bfloat16 whatever it is given: SGLang's own layers run in its place.
-# Called by boot.py.
 
 _RULE = "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule"
 _QWEN = "sglang.srt.models.qwen3_5"

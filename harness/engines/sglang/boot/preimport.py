@@ -21,7 +21,7 @@ from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.engines.inside.own_loader import SourceFinder, import_early
 
 from ..stand_ins import stubs
-from . import cuda, front_end
+from . import cuda
 
 # The names in transformers' models, which it looks for in their source twice at each import, remembered on disk.
 #
@@ -173,8 +173,10 @@ _NAMES = (
 )
 
 
-def prepare(mode: Mode = CPU, *, front: bool = False) -> None:
-    """Once per process, in front of what SGLang imports. front: for SGLang's HTTP front end too, which needs more of it."""
+def prepare(mode: Mode = CPU, *, idle: tuple[str, ...] = stubs.IDLE, spare: tuple[str, ...] = ()) -> None:
+    """Once per process, in front of what SGLang imports.
+
+    On a CPU: idle: its modules that are never called; spare: packages that it imports, and that a host may lack."""
     if SHIMS:
         return
     torch.set_num_threads(1)
@@ -187,7 +189,6 @@ def prepare(mode: Mode = CPU, *, front: bool = False) -> None:
     if mode.device == "cuda":
         cuda.prepare(SHIMS, mode)
         return
-    idle, spare = (front_end.idle(), front_end.SPARE) if front else (stubs.IDLE, ())
     stubs.install((*stubs.GPU, *cuda.absent(*idle, *spare, "xgrammar")), idle)
     torch.cuda.synchronize = lambda *args, **kwargs: None
     torch.cuda.empty_cache = lambda: None

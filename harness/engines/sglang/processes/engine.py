@@ -67,9 +67,9 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
     torch.set_num_threads(1)
     boot.import_models(build.configuration, build.mode)
     forking.apply_patches(connection, build.patches)
-    kernels.prepare(build, boot.SHIMS)
+    kernels.prepare(build.kernels, build.mode, boot.SHIMS)
     try:
-        with kernels.building(build), patches.watch_calls(build.foreseen):
+        with kernels.building(build.kernels, build.mode), patches.watch_calls(build.foreseen):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
         changed, info = boot.changed_settings(scheduler, build.configuration, build.mode), _info(build, scheduler)
     except NotDriven as error:

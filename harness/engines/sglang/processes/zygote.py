@@ -6,10 +6,8 @@ SGLang needs other packages of others, started by engines/start.py as
 """
 
 import gc
-import signal
 import socket
 import sys
-from functools import partial
 from typing import NoReturn
 
 from eagletwin.harness.engines import protocol
@@ -18,28 +16,24 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 
 
-def main(*, front: bool = False, failed: BaseException | None = None) -> None:
-    """Serve the caller until it hangs up. front: with SGLang's HTTP front end; servers are forked, and no engines.
-
-    failed: what was raised when others' packages were imported"""
+def main(*, failed: BaseException | None = None) -> None:
+    """Serve the caller until it hangs up. failed: what was raised when others' packages were imported"""
 
     def load() -> None:
         if failed is not None:
             raise failed
-        _import_sglang(front=front)
+        _import_sglang()
 
-    if front:
-        signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
-    _serve(import_or_report(load), front=front)
+    _serve(import_or_report(load))
 
 
-def _serve(connection: socket.socket, *, front: bool) -> None:
+def _serve(connection: socket.socket) -> None:
     """Say that SGLang is imported; then fork what the callers ask for until the first of them hangs up."""
-    from eagletwin.harness.engines.inside import forking, own_loader, supervise
+    from eagletwin.harness.engines.inside import forking, own_loader
 
     from .. import adapter
     from .. import call_function as probes
-    from . import engine, server
+    from . import engine
     from . import rank_group as ranks
 
     def build(theirs: socket.socket, message: protocol.Build) -> NoReturn:
@@ -47,21 +41,16 @@ def _serve(connection: socket.socket, *, front: bool) -> None:
             ranks.serve(theirs, message, engine.launch_rank)
         engine.serve(theirs, message)
 
-    of_engines: forking.Forks = {protocol.Build: build, protocol.Probe: probes.serve}
-    version = own_loader.version(adapter.PACKAGE)
-    if front:
-        of_servers: forking.Forks = {protocol.Serve: server.serve}
-        forking.serve_callers(connection, version, of_servers, _before_a_fork, supervise.wait_for_all)
-    else:
-        forking.serve_callers(connection, version, of_engines, _before_a_fork)
+    forks: forking.Forks = {protocol.Build: build, protocol.Probe: probes.serve}
+    forking.serve_callers(connection, own_loader.version(adapter.PACKAGE), forks, _before_a_fork)
 
 
-def _import_sglang(*, front: bool) -> None:
+def _import_sglang() -> None:
     """That which was asked for, with all that engines need of it. Raises what its import raises."""
     from .. import adapter, kernels
     from ..boot import boot
 
-    import_named(adapter.PACKAGE, sys.argv[2:], partial(boot.import_sglang, front=front))
+    import_named(adapter.PACKAGE, sys.argv[2:], boot.import_sglang)
     kernels.precompile()
 
 
@@ -72,7 +61,7 @@ def _before_a_fork(message: object) -> None:
     from eagletwin.harness.engines.inside.supervise import reap
 
     from .. import kernels
-    from ..boot import server_arguments
+    from ..boot import registry
     from ..graphs.install import prepare_gates
 
     reap()
@@ -82,19 +71,13 @@ def _before_a_fork(message: object) -> None:
         model_pair(message.configuration.model)
     if len(sys.argv) <= 4:
         recipe = RECIPES[message.configuration.model]
-        server_arguments.prepare(family_of(recipe).modules)
+        registry.prepare(family_of(recipe).modules)
         if recipe.target.states:
             with left_to_the_engine():
                 kernels.precompile_for_states()
         if message.mode.graphs and message.mode.device == "cpu":
             prepare_gates(frozen=recipe.frozen)
     gc.freeze()
-
-
-def _collect(*_: object) -> None:
-    from eagletwin.harness.engines.inside.supervise import reap
-
-    reap()
 
 
 if __name__ == "__main__":

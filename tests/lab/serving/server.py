@@ -24,17 +24,18 @@ from eagletwin.harness.engines import protocol, triton_cpu
 from eagletwin.harness.engines.inside import patches
 from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.engines.inside.supervise import die_with_parent, wait_for_all
+from eagletwin.harness.engines.sglang import kernels
+from eagletwin.harness.engines.sglang.boot import boot, single_rank
+from eagletwin.harness.engines.sglang.stand_ins import stubs
 
-from .. import kernels
-from ..boot import boot, front_end, server_arguments, single_rank
-from ..stand_ins import stubs
+from . import arguments, front_end, messages
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Bytes of a folder: a socket's path has 107 at most (sun_path), and SGLang's names in it some 12.
 _LONGEST = 90
 
 
-def serve(caller: socket.socket, asked: protocol.Serve) -> NoReturn:
+def serve(caller: socket.socket, asked: messages.Serve) -> NoReturn:
     """Serve until the caller hangs up, or the server ends; then say how it ended."""
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # front.py's own
@@ -53,7 +54,7 @@ def serve(caller: socket.socket, asked: protocol.Serve) -> NoReturn:
     _end(launcher)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        protocol.send(caller, protocol.ServerEnded(error))
+        protocol.send(caller, messages.ServerEnded(error))
     os._exit(0)
 
 
@@ -74,7 +75,7 @@ def _watch(caller: socket.socket, said: socket.socket, launcher: int) -> str:
         if caller in ready:  # it says nothing more, so this is its end
             return ""
         try:
-            message, _ = protocol.receive(said)
+            message, _ = protocol.receive(said, messages.Said)
         except (EOFError, ConnectionError):  # all that held the other end are gone
             code = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
             return error or f"its first process {describe_exit(code)}"
@@ -93,7 +94,7 @@ def _end(launcher: int) -> None:
     wait_for_all()
 
 
-def _launch(word: socket.socket, asked: protocol.Serve, folder: str) -> NoReturn:
+def _launch(word: socket.socket, asked: messages.Serve, folder: str) -> NoReturn:
     """The launcher: SGLang's front end stays in this process, which forks the others."""
     status = 1
     try:
@@ -102,10 +103,10 @@ def _launch(word: socket.socket, asked: protocol.Serve, folder: str) -> NoReturn
             patches.apply(patch)
         front_end.make_able(asked, folder, boot.SHIMS)
         front_end.end_at_once(lambda error: _tell(word, error, ""), boot.SHIMS)
-        server_arguments.register_models(asked)
+        arguments.register_models(asked)
         single_rank.meet_nobody(boot.SHIMS)
         _watch_scheduler(word, asked)
-        front_end.launch(server_arguments.words(asked))
+        front_end.launch(arguments.words(asked))
         status = 0
     except patches.PatchFailed as error:
         protocol.send(word, protocol.PatchDidNotApply(str(error)))
@@ -155,21 +156,21 @@ class _Called(list[str]):
         super().append(name)
 
 
-def _watch_scheduler(word: socket.socket, asked: protocol.Serve) -> None:
+def _watch_scheduler(word: socket.socket, asked: messages.Serve) -> None:
     """Have the scheduler, when it is built in its own process, take its kernels from here, and say that it stands; and what
     ended it if it fails."""
     scheduler: Any = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
     build = scheduler.__init__
 
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
-        kernels.prepare(asked, boot.SHIMS)
-        with kernels.building(asked):
+        kernels.prepare(asked.kernels, asked.mode, boot.SHIMS)
+        with kernels.building(asked.kernels, asked.mode):
             build(self, *args, **kwargs)
-        changed = boot.differing(self, server_arguments.settings(asked))
+        changed = boot.differing(self, arguments.settings(asked))
         if changed:
             raise NotDriven(f"SGLang changes {changed} without being asked")
-        kernels.start(asked, self)
-        protocol.send(word, protocol.Serving((*boot.SHIMS, *stubs.describe_stubs())))
+        kernels.run(asked.kernels, asked.mode, self)
+        protocol.send(word, messages.Serving((*boot.SHIMS, *stubs.describe_stubs())))
 
     scheduler.__init__ = _telling(built, word)
     if hasattr(scheduler, "run_event_loop"):  # up to 0.5.9 its process chooses between two loops

@@ -1,6 +1,6 @@
 """SGLang's HTTP front end on a CPU: what of it is imported, what stands in, and what a server needs before its launch.
 
-A server is SGLang's own: its launcher, its processes, its event loop. Called by boot.py, and by processes/server.py.
+A server is SGLang's own: its launcher, its processes, its event loop. Called by front.py and server.py.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from eagletwin.harness.core.terminal import describe_exit
-from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.sglang.compat import attention, verify, workers
+from eagletwin.harness.engines.sglang.stand_ins import stubs
 
-from ..compat import attention, verify, workers
-from ..stand_ins import stubs
+from .messages import Serve
 
 # Packages that the front end imports for tool calls and speech, and that a host may lack. One that is there is used.
 SPARE = ("jsonschema", "soundfile")
@@ -44,7 +44,7 @@ def import_it() -> None:
         importlib.import_module(name)
 
 
-def make_able(asked: protocol.Serve, folder: str, shims: list[str]) -> None:
+def make_able(asked: Serve, folder: str, shims: list[str]) -> None:
     """What a server needs on a CPU, in its first process, before it forks the others. folder: takes all its files."""
     verify.choose(shims)
     if asked.mode.overlap:

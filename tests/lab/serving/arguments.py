@@ -1,80 +1,26 @@
 """What a server is asked for, as arguments of SGLang's launch_server; and the model classes that its checkpoints name.
 
-The caller's further arguments come last, and so win. Called by processes/server.py.
+The caller's further arguments come last, and so win. Called by server.py.
 """
 
-import importlib
 import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.inside.blame import NotDriven
-from eagletwin.harness.engines.inside.own_loader import import_early
+from eagletwin.harness.engines.sglang.boot import registry
 from eagletwin.harness.families import RECIPES, family_of
 
-from ..stand_ins import stubs
-
-# SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.
-#
-# An import of MiMo-V2 takes a second or more, so the zygote makes it once, before it forks the first engine that needs it; but
-# SGLang's Step3p5MTP has the name of a class in served/mtp.py, so classes are registered by boot.py in the process of one
-# configuration. Seen on 0.5.23.
-
-
-_FAILED = list[str]()  # early imports of models that failed, a line each
-
-
-def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
-    """Have SGLang's registry know the classes of these modules. Raises ModuleNotFoundError on a release that has none.
-
-    shims: gets what the classes were given in place of transformers' own, and which early import failed."""
-    from sglang.srt.models.registry import ModelRegistry
-
-    stubs.stand_in_for_pretrained()
-    if shims is not None:
-        shims += [line for line in _FAILED if line.partition(":")[0] in modules and line not in shims]
-    for name in modules:
-        entry: Any = importlib.import_module(name).EntryClass
-        for found in entry if isinstance(entry, list) else [entry]:
-            ModelRegistry.models[found.__name__] = found
-            stands = issubclass(found, stubs.KeptConfiguration)
-            if shims is not None and stands and stubs.PRETRAINED_SHIM not in shims:
-                shims.append(stubs.PRETRAINED_SHIM)
-
-
-def prepare(modules: tuple[str, ...]) -> None:
-    """Import these modules, and register nothing: a process that is forked from this one then has them at once. One that fails
-    is no shim of engines that are forked for other models."""
-    stubs.stand_in_for_pretrained()
-    import_early(modules, _FAILED)
-
-
-def find(classes: list[str]) -> None:
-    """Have SGLang's registry know these of SGLang's own classes, where it does not: found by the source that defines them."""
-    from sglang.srt.models.registry import ModelRegistry
-
-    for name in classes:
-        if name not in ModelRegistry.models:
-            register(tuple(_modules_with(name)))
-
-
-def _modules_with(name: str) -> list[str]:
-    found = importlib.util.find_spec("sglang.srt.models")
-    places = found.submodule_search_locations if found is not None else None
-    files = sorted(file for place in places or () for file in Path(place).glob("*.py"))
-    defines = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
-    return [f"sglang.srt.models.{file.stem}" for file in files if defines.search(file.read_text(encoding="utf-8"))]
-
+from .messages import Serve
 
 # Tokens of the KV pool and requests at once, unless the caller says otherwise: a share of the memory of a host, which SGLang
 # would take, is millions of rows of a small model.
 _TOKENS, _REQUESTS = 32768, 16
 
 
-def words(asked: protocol.Serve) -> list[str]:
+def words(asked: Serve) -> list[str]:
     """Arguments of launch_server. Raises NotDriven for a draft whose configuration cannot be read."""
     named = {
         "model-path": asked.target,
@@ -108,7 +54,7 @@ def words(asked: protocol.Serve) -> list[str]:
     return [*_format_arguments(named), *asked.more]
 
 
-def settings(asked: protocol.Serve) -> dict[str, Any]:
+def settings(asked: Serve) -> dict[str, Any]:
     """What the scheduler must use, as boot.differing() knows it; not what the caller's further arguments name anew."""
     given = {
         "topk": ("speculative-eagle-topk", asked.topk),
@@ -123,12 +69,29 @@ def settings(asked: protocol.Serve) -> dict[str, Any]:
     return {name: value for name, (word, value) in given.items() if value is not None and word not in renamed}
 
 
-def register_models(asked: protocol.Serve) -> None:
+def register_models(asked: Serve) -> None:
     """Have SGLang's registry know the classes that the checkpoints name, and no others: there are hundreds."""
     if asked.model:
-        register(family_of(RECIPES[asked.model]).modules)
+        registry.register(family_of(RECIPES[asked.model]).modules)
     names = [name for folder in (asked.target, asked.draft) for name in _configuration(Path(folder)).get("architectures", [])]
     find(names)
+
+
+def find(classes: list[str]) -> None:
+    """Have SGLang's registry know these of SGLang's own classes, where it does not: found by the source that defines them."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    for name in classes:
+        if name not in ModelRegistry.models:
+            registry.register(tuple(_modules_with(name)))
+
+
+def _modules_with(name: str) -> list[str]:
+    found = importlib.util.find_spec("sglang.srt.models")
+    places = found.submodule_search_locations if found is not None else None
+    files = sorted(file for place in places or () for file in Path(place).glob("*.py"))
+    defines = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
+    return [f"sglang.srt.models.{file.stem}" for file in files if defines.search(file.read_text(encoding="utf-8"))]
 
 
 def _format_arguments(named: dict[str, object]) -> list[str]:
@@ -141,7 +104,7 @@ def _format_arguments(named: dict[str, object]) -> list[str]:
     return found
 
 
-def _draft_arguments(asked: protocol.Serve) -> dict[str, object]:
+def _draft_arguments(asked: Serve) -> dict[str, object]:
     """Which head the draft is: as its recipe says, else by the name of its class, as SGLang's own classes are named."""
     if asked.model:
         recipe = RECIPES[asked.model]
