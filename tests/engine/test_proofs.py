@@ -180,21 +180,7 @@ def test_an_entry_without_such_a_case_shows_nothing(host: Host) -> None:
     assert show_claim(host, LEDGER["25015"], DEFAULT_RUN) == ""
 
 
-# Fixes proven on published wheels, unchanged: red on the last release before the fix, green on the first with it.
-
-
-def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
-    """Of each way to prove one: a case, a worker built by hand, a probe. Two releases, started once; the command
-    `prove --releases all` needs ten."""
-    known = [LEDGER["26329"], LEDGER["26997-bonus"], PROBES["26239"]]
-    proofs = list(prove_on_wheels(known, tmp_path))
-    assert len(proofs) == len(known)
-    for proof in proofs:
-        if "could not be fetched" in proof.why:
-            pytest.skip(proof.why)
-        assert proof.holds, (proof.entry.id, proof.why, proof.red, proof.green)
-        assert f"on SGLang {proof.entry.last_bad} (cpu" in proof.red.report()
-        assert f"on SGLang {proof.entry.fixed} (cpu" in proof.green.report()
+# Where published wheels cannot be had. tests/engine/test_releases.py proves fixes on them.
 
 
 def test_without_the_wheels_nothing_is_proven_and_the_reason_is_reported(
