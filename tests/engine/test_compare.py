@@ -293,6 +293,12 @@ def test_a_job_of_which_no_case_runs_what_differs_cannot_tell(checkout: History,
     assert done.returncode == 125, done
     assert f"Not run: {IDLE_NAME}" in " ".join(done.stdout.split())
     assert "No case ran any of that, so this job says nothing about it." in done.stdout
+
+
+@pytest.mark.long
+def test_a_job_that_does_not_know_what_differs_passes_unless_it_is_strict(checkout: History, tmp_path: Path) -> None:
+    checkout.git("checkout", "--quiet", "--force", checkout.commits[1])
+    words = ("compare", checkout.path, "--ledger", "25015", "--minutes", "0")
     without = eagletwin(*words, cwd=tmp_path)
     assert without.returncode == 0, without
     assert "it is not known what" in " ".join(without.stdout.split())
