@@ -6,6 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from dataclasses import replace as replace_in
 from itertools import islice
 from pathlib import Path
 
@@ -62,18 +63,23 @@ def first(fuzz: Fuzz) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("entry", "smallest"),
+    ("entry", "held", "smallest"),
     [
-        # one request of one token and the fewest steps that decode; the bonus token and one more
-        pytest.param("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}, marks=pytest.mark.long),
-        # one request in two chunks of one token
-        ("26329", {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
+        *long(
+            # one request of one token and the fewest steps that decode; the bonus token and one more
+            ("25015", {}, {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}),
+            # one request in two chunks of one token
+            ("26329", {}, {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
+        ),
+        # the same on few engines
+        ("26329", {"topk": 1, "page_size": 1}, {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
     ],
 )
 def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
-    host: Host, tmp_path: Path, entry: str, smallest: dict[str, object]
+    host: Host, tmp_path: Path, entry: str, held: dict[str, object], smallest: dict[str, object]
 ) -> None:
-    finding = first(search(host, tmp_path, LEDGER[entry].revert))
+    asked = replace_in(GREEDY, held={**GREEDY.held, **held})
+    finding = first(search(host, tmp_path, LEDGER[entry].revert, asked=asked))
     assert finding.signature.rule == LEDGER[entry].rule
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial
@@ -152,6 +158,7 @@ def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None
     assert "exited with status 3" in finding.outcome.verdict.reason
 
 
+@pytest.mark.long
 def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Path) -> None:
     held = ["--only", "llama-tiny", "--not", "sampling", "-n", "1"]  # what is found first is soon found
     command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015", *held]

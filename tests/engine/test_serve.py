@@ -150,6 +150,7 @@ def test_a_release_with_a_bug_uses_more_rounds_than_the_one_that_fixed_it(releas
     assert sum(used(found)) == sum(deserved("llama-tiny", those, found)) + more
 
 
+@pytest.mark.long
 def test_requests_that_sample_are_sampled_and_the_same_again(servers: Servers) -> None:
     prompt = prompts("llama-tiny", (9,))[0]
     texts = []

@@ -39,7 +39,7 @@ def clean(tmp_path: Path, variables: dict[str, str]) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], check=True)
     # SGLang and the rest come from this environment; the editable eagletwin of the checkout must not: its .pth is not read
     packages = Path(
         subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip()
