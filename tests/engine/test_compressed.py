@@ -152,6 +152,10 @@ FAULTS = {
 }
 
 
+# Rules of the other faults are planted for other models, too.
+OF_ITS_OWN_RULE = "the compressor of verify keeps the row of another node"
+
+
 @pytest.fixture(scope="module")
 def in_bfloat16(host: Host) -> object:
     with in_mode(host, Mode(dtype="bfloat16")) as other:
@@ -170,7 +174,7 @@ def test_a_chain_is_equal_with_the_candidate_fix_of_a_live_bug(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", long(*FAULTS))
+@pytest.mark.parametrize("name", [OF_ITS_OWN_RULE, *long(*(name for name in FAULTS if name != OF_ITS_OWN_RULE))])
 def test_a_fault_is_named_by_its_rule(
     in_bfloat16: Host, chain: Case, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
