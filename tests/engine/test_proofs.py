@@ -193,6 +193,7 @@ def test_an_entry_without_such_a_case_shows_nothing(host: Host) -> None:
 # Where published wheels cannot be had. tests/engine/test_releases.py proves fixes on them.
 
 
+@pytest.mark.long  # tests/harness/test_exit_codes.py has a release that cannot be fetched
 def test_without_the_wheels_nothing_is_proven_and_the_reason_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
