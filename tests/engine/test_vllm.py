@@ -123,7 +123,7 @@ def test_a_released_runner_is_equal(run: Run, model: str, runner: ModelRunner) -
     assert any("TRITON_ATTN" in shim for shim in engine.shims)
 
 
-@pytest.mark.parametrize("model", ["llama-wide", "llama-eagle3"])
+@pytest.mark.parametrize("model", [*long("llama-wide"), "llama-eagle3"])
 def test_prompts_in_chunks_are_equal_in_v2(run: Run, model: str) -> None:
     """In steps that verify rounds of requests that run, too."""
     trace, verdict = run(case_of(model, "v2", 40, 21, 33, 13, chunk=7))
@@ -219,6 +219,7 @@ def test_v1_consumes_the_prompts_last_token_at_the_end_of_a_chunk(run: Run, mode
     assert verdict.status == "equal", verdict
 
 
+@pytest.mark.long
 def test_v1_is_equal_in_chunks_with_the_next_token(run: Run) -> None:
     _, verdict = run(case_of("llama-eagle3-full", "v1", 40, 21, 13, chunk=7), *CHUNK_TAIL)
     assert verdict.status == "equal", verdict
@@ -257,7 +258,7 @@ assert _MASK.remedy is not None
 _MIMO = ROW_ZERO.target
 
 
-@pytest.mark.parametrize("runner", ["v2", "v1"])
+@pytest.mark.parametrize("runner", ["v2", *long("v1")])
 def test_an_mtp_layer_does_not_consume_the_token_of_row_0(run: Run, runner: ModelRunner) -> None:
     case = case_of("mimo", runner, 2, steps=1)
     case = replace(case, requests=(replace(case.requests[0], max_new_tokens=2),))

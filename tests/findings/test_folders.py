@@ -173,6 +173,7 @@ def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
     assert sum("--overlap" in line for line in ran) == sum("--overlap" in words for words in change.SEARCHES.values())
 
 
+@pytest.mark.long
 def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
     module = tmp_path / "sglang" / "srt" / "work.py"
     module.parent.mkdir(parents=True)
