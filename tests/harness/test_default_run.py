@@ -78,10 +78,13 @@ def rows_of(test: FunctionType) -> Iterator[object]:
 
 
 def named_in(test: FunctionType) -> Iterator[object]:
-    """The constants that it names, of its module or another."""
-    for name in test.__code__.co_names:
-        yield from parts(test.__globals__.get(name))
-    yield from parts(test.__code__.co_consts)
+    """The cases and words that it and its fixtures name. A table that it names is not among them: of that its rows are."""
+    for value in (*map(test.__globals__.get, test.__code__.co_names), *test.__code__.co_consts):
+        if isinstance(value, Case | str | tuple):
+            yield from parts(value)
+    for name in inspect.signature(test).parameters:
+        if hasattr(fixture := test.__globals__.get(name), "__wrapped__"):
+            yield from named_in(inspect.unwrap(fixture))
 
 
 def parts(value: object) -> Iterator[object]:
