@@ -26,6 +26,14 @@ def spread(values: Iterable[Any], *kinds: Callable[[Any], object]) -> list[Any]:
     return found
 
 
+def first_of_each(values: Iterable[Any], kind: Callable[[Any], object]) -> list[Any]:
+    """The first value of each kind."""
+    found: dict[object, Any] = {}
+    for value in values:
+        found.setdefault(kind(value), value)
+    return list(found.values())
+
+
 def long(*values: Any) -> list[Any]:
     """values for `parametrize` that `make quality` runs, and `make test` does not."""
     return [_marked(value, pytest.mark.long) for value in values]

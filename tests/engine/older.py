@@ -11,6 +11,7 @@ from eagletwin.harness.engines.source import Source, here, resolve
 from eagletwin.harness.engines.start import Zygote
 
 from ..lab.serving.zygote import FrontEnd
+from . import warm
 
 PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
 # In pages, with a shared prefix, a retraction, a pause and an abort; a chain that no chunk cuts.
@@ -36,9 +37,15 @@ BUSY = Case(
 
 @contextmanager
 def host_of(release: str) -> Iterator[Host]:
-    """Skips the test if the release is not in the cache."""
-    with Host(source=_cached(release)) as host:
+    """Its zygote is kept for the next test that needs the release (warm.py). Skips the test if it is not in the cache."""
+    host = Host(source=_cached(release))
+    with warm.keeping():
+        host.connection()
+    try:
         yield host
+    finally:
+        with warm.keeping():
+            host.close()
 
 
 @contextmanager

@@ -216,7 +216,6 @@ def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
 def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "EAGLETWIN_CACHE": str(tmp_path / "cache")}

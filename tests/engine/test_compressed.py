@@ -8,11 +8,13 @@ from eagletwin.cases.ledger import remedies_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Mode
+from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.judge.judge import judge
 
 from ..rows import long
+from .changes import changed
 from .conftest import in_mode
 
 REMEDY = remedies_of(["dsv4-draft-reads-worker"])[0].edits
@@ -158,15 +160,28 @@ def in_bfloat16(host: Host) -> object:
         yield other
 
 
+@pytest.fixture(scope="module")
+def mended(in_bfloat16: Host, chain: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """With the candidate fix of a live bug."""
+    return in_bfloat16.engine(chain, (Patch(name="mended", edits=REMEDY),)).run(chain, tmp_path_factory.mktemp("mended"))
+
+
 @pytest.mark.slow
-def test_a_chain_is_equal_with_the_candidate_fix_of_a_live_bug(
-    in_bfloat16: Host, chain: Case, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    trace = in_bfloat16.engine(chain, (Patch(name="mended", edits=REMEDY),)).run(chain, tmp_path_factory.mktemp("mended"))
-    verdict = judge(trace)
-    assert verdict.status == "equal", (verdict, trace.header.ending)
+def test_a_chain_is_equal_with_the_candidate_fix_of_a_live_bug(mended: Trace) -> None:
+    verdict = judge(mended)
+    assert verdict.status == "equal", (verdict, mended.header.ending)
     assert {"target.compressor", "target.kv", "draft.scratch_kv"} <= {name for name, count in verdict.checked.items() if count}
     assert verdict.headroom < 0.5  # of the bound of bfloat16, with FP8
+
+
+@pytest.mark.slow
+def test_a_changed_number_of_a_compressor_is_named(mended: Trace) -> None:
+    places = [(n, name) for n, one in enumerate(mended.header.records) for name in one.tensors if name.startswith("compressor")]
+    number, name = [place for place in places if mended.tensor(*place).numel()][-1]
+    wrong = mended.tensor(number, name).clone()
+    wrong.view(-1)[-1] += 1 + wrong.abs().max()
+    verdict = judge(changed(mended, {f"{number}.{name}": wrong}))
+    assert (verdict.status, verdict.rule) == ("diverged", "target.compressor"), verdict
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.commands.fuzz.report import document_of, exit_code, finding_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import Finding, ShrinkCallbacks, Shrinking
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import Trace
@@ -61,19 +62,42 @@ def first(fuzz: Fuzz) -> Finding:
     return next(fuzz.search())
 
 
+def shrunk(host: Host, folder: Path, case: Case, run: RunSpec) -> Finding:
+    """What a search makes of a case that it has seen go wrong."""
+    matcher = KnownBugMatcher(host, run)
+    trial = matcher.trials().look_alone(case)
+    assert trial.signature is not None
+    seen = CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature)
+    teller = ShrinkCallbacks(aside=lambda *_: None, news=print, look=print)
+    shrinking = Shrinking(seen, matcher, folder / "finding-1", seconds=120.0, seed=0, command="", teller=teller)
+    shrinking.shrink(None)
+    return shrinking.conclude(1, 0.0)
+
+
 @pytest.mark.parametrize(
     ("entry", "smallest"),
     [
         # one request of one token and the fewest steps that decode; the bonus token and one more
-        pytest.param("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}, marks=pytest.mark.long),
+        *long(("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()})),
         # one request in two chunks of one token
         ("26329", {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
     ],
 )
+@pytest.mark.parametrize("searched", [*long(True), False])
 def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
-    host: Host, tmp_path: Path, entry: str, smallest: dict[str, object]
+    host: Host, tmp_path: Path, entry: str, smallest: dict[str, object], searched: bool
 ) -> None:
-    finding = first(search(host, tmp_path, LEDGER[entry].revert))
+    """From a generated case; or from the entry's own, with more of everything, which takes a tenth of the looks."""
+    if searched:
+        finding = first(search(host, tmp_path, LEDGER[entry].revert))
+    else:
+        known = LEDGER[entry]
+        [request] = known.case.requests
+        more = replace(request, prompt=(*request.prompt, 5), max_new_tokens=request.max_new_tokens + 1)
+        wide = {"num_steps": known.case.num_steps + 1, "chunked_prefill_size": 64, "chunks": (2,)}
+        case = replace(known.case, requests=(more,), exercises=(), **wide)
+        assert known.revert is not None
+        finding = shrunk(host, tmp_path, case, RunSpec(patches=(known.revert,)))
     assert finding.signature.rule == LEDGER[entry].rule
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial
@@ -152,6 +176,7 @@ def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None
     assert "exited with status 3" in finding.outcome.verdict.reason
 
 
+@pytest.mark.long
 def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Path) -> None:
     held = ["--only", "llama-tiny", "--not", "sampling", "-n", "1"]  # what is found first is soon found
     command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015", *held]
@@ -183,14 +208,7 @@ def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> N
     case = LEDGER["indices-overflow"].case
     [request] = case.requests
     case = replace(case, requests=(replace(request, prompt=(*request.prompt, 5, 7), max_new_tokens=10),))
-    matcher = KnownBugMatcher(host, RunSpec())
-    trial = matcher.trials().look_alone(case)
-    assert trial.signature is not None
-    seen = CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature)
-    teller = ShrinkCallbacks(aside=lambda *_: None, news=print, look=print)
-    shrinking = Shrinking(seen, matcher, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
-    shrinking.shrink(None)
-    finding = shrinking.conclude(1, 0.0)
+    finding = shrunk(host, tmp_path, case, RunSpec())
     case = finding.outcome.case
     assert (finding.signature.rule, finding.partial) == ("kernel.memory", False)
     assert finding.signature.kernel

@@ -19,7 +19,6 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.inside.blame import CaptureError
 from eagletwin.harness.engines.sglang.graphs import gates, streams, tape
-from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.judge.judge import judge
 
@@ -443,10 +442,3 @@ def test_empty_tensors_share_no_memory(rows: int) -> None:
 def test_what_is_ordered_is_no_race(host: Host, patch: Patch | None) -> None:
     trial = Trials(host, RunSpec(patches=(patch,) if patch else ())).look_alone(in_production(batch_of(3, "llama-tiny")))
     assert trial.verdict.rule == ""
-
-
-@pytest.mark.parametrize("release", ["0.5.17", *long("0.5.20")])
-def test_older_releases_run_as_users_run_them(release: str) -> None:
-    with Host(source=resolve(release)) as older:
-        trial = Trials(older, RunSpec()).look_alone(in_production(batch_of(3, "llama-tiny")))
-    assert (trial.verdict.status, trial.verdict.unseen) == ("equal", {})

@@ -449,16 +449,6 @@ def test_another():
     assert "INTERNALERROR" not in text
 
 
-def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("CI")  # pytest cuts no lines there
-    suite.makepyfile(test_other=UNDONE)
-    result = run(suite)
-    [line] = failures(result)
-    assert line.startswith("FAILED test_other.py::test_a_fix_is_undone - CaseFailed: draft.input_ids")
-    assert result.stdout.str().count("  expected  ") == 1
-
-
 def failures(result: pytest.RunResult) -> list[str]:
     """The lines of tests that failed, each of which fits 80 columns, in a text that argues once and shows no object."""
     text = result.stdout.str()
@@ -565,9 +555,9 @@ def test_unchecked(eagletwin):
 """
 
 
-@pytest.mark.slow
-def test_a_worker_needs_no_options_and_hands_on_what_programs_read(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("workers", [False, *long(True)])
+def test_a_session_needs_no_options_and_hands_on_what_programs_read(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: bool
 ) -> None:
     """A worker of pytest-xdist hands JUnit's properties, GitHub's annotations, the line of a failure and the kernels that were
     not checked on to its controller. The first test has no profile and no deadline, as documented: its first case waits for an
@@ -579,9 +569,11 @@ def test_a_worker_needs_no_options_and_hands_on_what_programs_read(
         monkeypatch.delenv(name, raising=False)
     (pytester.path / "patch.json").write_bytes(msgspec.json.encode(UNKNOWN_KERNEL))
     pytester.makepyfile(test_documented=SUITE.partition("@pytest.mark")[0], test_reported=REPORTED)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1", "--junitxml", "junit.xml", timeout=300)
+    words = ("-p", "no:cacheprovider", "--junitxml", "junit.xml")
+    result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
     result.assert_outcomes(passed=2, failed=2)
-    assert len(failures(result)) == 2
+    assert [line.partition(" - ")[2][:27] for line in failures(result)] == ["CaseFailed: draft.input_ids"] * 2
+    assert result.stdout.str().count("  expected  ") == 2  # argued once each
     result.stdout.fnmatch_lines(["*eagletwin: not checked by kernel.*Triton's interpreter ran it: _fwd_kernel*"])
     found = {
         case.get("name"): {one.get("name"): one.get("value") for one in case.iter("property")}

@@ -123,7 +123,7 @@ def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any],
         *long(("llama-tiny", {}), ("llama-tiny", {"mode": Mode(overlap=True)})),
         ("llama-tiny", {"topk": 3, "num_draft_tokens": 8, "page_size": 4}),
         *long(("llama-eagle3", {"mode": Mode(overlap=True), "topk": 2, "num_draft_tokens": 6})),
-        ("llama-mtp", {"patches": patches_of(None, ["multi-layer-chunk-tail-3"], None)}),
+        *long(("llama-mtp", {"patches": patches_of(None, ["multi-layer-chunk-tail-3"], None)})),
     ],
     ids=["chain", "overlap", "tree", "eagle3", "layers"],
 )

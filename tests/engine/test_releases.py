@@ -3,25 +3,33 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import LEDGER, PROBES
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.prove.proof import prove_on_wheels
+from eagletwin.harness.commands.result import BisectFacts
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.judge import judge
 
+from ..lab.gpu.faults import batch_of
 from ..rows import long
+from . import warm
 from .older import BUSY, PROMPT, host_of
+from .test_graphs import in_production
 
 # One release of each generation of SGLang, if it is in the cache: its traces hold all that the installed one's hold.
 # `eagletwin info releases fetch` brings the releases. docs/explanation/eras.md says what differs between them.
 
 
-GENERATIONS = ("0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.20")
+# To start one takes ten seconds of a core: all that `make test` does with a release is in this file.
+GENERATIONS = ("0.5.13.post1", *long("0.5.15.post1", "0.5.17"), "0.5.20")
 TREE = replace(BUSY, topk=2, num_draft_tokens=5, chunked_prefill_size=8)
 
 
@@ -61,6 +69,13 @@ def test_what_is_live_shows_in_an_older_release(older: Host, tmp_path: Path) -> 
     # 0.5.20 does not get that far: ledger entry multi-layer-pp-proxy
     expected = ("unknown", "engine.crash") if older.version == "0.5.20" else ("diverged", "draft.input_ids")
     assert (verdict.status, verdict.rule) == expected
+
+
+@pytest.mark.parametrize("older", ["0.5.20", *long("0.5.17")], indirect=True)
+def test_it_runs_as_users_run_it(older: Host) -> None:
+    """With graphs, overlap and the branches of CUDA."""
+    trial = Trials(older, RunSpec()).look_alone(in_production(batch_of(3, "llama-tiny")))
+    assert (trial.verdict.status, trial.verdict.unseen) == ("equal", {})
 
 
 @pytest.mark.long
@@ -186,3 +201,39 @@ def test_a_tree_that_the_v2_worker_gets_by_hand_is_right_once_its_path_is_moved(
     trace = old.engine(entry.case, (entry.by_hand, fix)).run(entry.case, tmp_path)
     assert trace.header.engine.worker == "EAGLEWorkerV2"
     assert judge(trace).status == "equal"
+
+
+# Fixes on published wheels, unchanged: red on the last release before the fix, green on the first with it.
+
+
+def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
+    """Of each way to prove one: a case, a worker built by hand, a probe. Two releases, started once; the command
+    `prove --releases all` needs ten."""
+    known = [LEDGER["26329"], LEDGER["26997-bonus"], PROBES["26239"]]
+    with warm.keeping():
+        proofs = list(prove_on_wheels(known, tmp_path))
+    assert len(proofs) == len(known)
+    for proof in proofs:
+        if "could not be fetched" in proof.why:
+            pytest.skip(proof.why)
+        assert proof.holds, (proof.entry.id, proof.why, proof.red, proof.green)
+        assert f"on SGLang {proof.entry.last_bad} (cpu" in proof.red.report()
+        assert f"on SGLang {proof.entry.fixed} (cpu" in proof.green.report()
+
+
+@pytest.mark.parametrize(
+    ("entry", "bad", "looked"),
+    [("26329", "0.5.12.post1", "2 of 2 releases looked at, the case run 6 times"), *long(("25015", "0.5.11", ""))],
+)
+def test_over_releases_the_first_with_the_fix_is_named(entry: str, bad: str, looked: str, tmp_path: Path) -> None:
+    fixed, rule = LEDGER[entry].fixed, LEDGER[entry].rule
+    done = warm.eagletwin("bisect", entry, "--from", bad, "--to", fixed, "--json", cwd=tmp_path)
+    if "could not be fetched" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done
+    found = msgspec.json.decode(done.stdout, type=BisectFacts)
+    assert (found.answer, found.exit_code) == (f"FIXED WITH {fixed}", 0)
+    assert found.report.startswith(f"FIXED WITH {fixed}  pr-{entry}: {rule} at request a, round 0, ")
+    assert f"{bad} shows it, and {fixed} no longer does: the first good release is {fixed}." in found.report
+    assert looked in found.report
+    assert f"\nFIXED WITH {fixed}  pr-{entry}" in done.stderr  # what people read

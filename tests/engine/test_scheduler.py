@@ -152,7 +152,7 @@ def test_a_retraction_before_the_first_verify_is_one_where_the_request_comes_bac
 # What must not show: chunks, pages, batch mates and the prefix cache change neither output nor stored rows.
 
 
-@pytest.mark.parametrize(("chunk", "page_size"), [(16, 1), (16, 16), (64, 4), *long((16, 4), (64, 1), (64, 16))])
+@pytest.mark.parametrize(("chunk", "page_size"), [(16, 16), (64, 4), *long((16, 1), (16, 4), (64, 1), (64, 16))])
 def test_output_and_rounds_do_not_depend_on_pages_chunks_or_the_cache(
     run: Runner, busy_case: Case, page_size: int, chunk: int
 ) -> None:

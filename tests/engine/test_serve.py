@@ -105,9 +105,9 @@ def test_a_server_uses_the_rounds_that_its_texts_deserve_alone_and_together(serv
 @pytest.mark.parametrize(
     ("model", "how", "nodes"),
     [
-        ("llama-gqa", {"topk": 3, "num_steps": 4, "num_draft_tokens": 12, "chunked_prefill_size": 64, "page_size": 4}, 12),
+        ("llama-eagle3", {"chunked_prefill_size": 16}, 0),
         *long(
-            ("llama-eagle3", {"chunked_prefill_size": 16}, 0),
+            ("llama-gqa", {"topk": 3, "num_steps": 4, "num_draft_tokens": 12, "chunked_prefill_size": 64, "page_size": 4}, 12),
             ("llama-mtp", {}, 0),
             ("llama-mtp-chain", {}, 0),
             ("llama-tiny", {"mode": Mode(overlap=True), "chunked_prefill_size": 16}, 0),
@@ -150,6 +150,7 @@ def test_a_release_with_a_bug_uses_more_rounds_than_the_one_that_fixed_it(releas
     assert sum(used(found)) == sum(deserved("llama-tiny", those, found)) + more
 
 
+@pytest.mark.long
 def test_requests_that_sample_are_sampled_and_the_same_again(servers: Servers) -> None:
     prompt = prompts("llama-tiny", (9,))[0]
     texts = []

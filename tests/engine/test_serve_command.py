@@ -60,8 +60,9 @@ def _ended(how: Callable[[psutil.Process, list[psutil.Process]], None], scratch:
     return code
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_of_it_with_130(tmp_path: Path, number: signal.Signals) -> None:
     code, said = ended(lambda command, _: command.send_signal(number), tmp_path / "said")
     assert code == 130, said

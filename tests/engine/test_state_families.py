@@ -83,6 +83,7 @@ def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
     assert rule in {verdict.rule, *verdict.later}, verdict
 
 
+@pytest.mark.long
 def test_prefixes_are_gone_on_from_at_the_end_of_a_chunk(run: Runner) -> None:
     trace, verdict = run(replace(CACHED, model=MODEL))
     assert verdict.status == "equal", verdict
@@ -133,6 +134,7 @@ def test_a_chain_is_equal_and_its_prefill_alone_is_replaced(run: Runner, qwen3_5
     ]
 
 
+@pytest.mark.long
 def test_a_tree_is_equal_in_qwen3_5(run: Runner, qwen3_5_chain: Case) -> None:
     tree = replace(qwen3_5_chain, topk=4, num_draft_tokens=12, page_size=4, chunks=(8, 4), exercises=("tree", "batch"))
     _, verdict = run(tree)
@@ -147,6 +149,7 @@ def test_a_fault_is_named_in_qwen3_5(run: Runner, qwen3_5_chain: Case, fault: st
     assert rule in {verdict.rule, *verdict.later}, verdict
 
 
+@pytest.mark.long
 def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner) -> None:
     _, verdict = run(replace(CACHED, model=QWEN3_5_MODEL, exercises=("radix_hit",)))
     assert verdict.status == "equal", verdict

@@ -71,6 +71,7 @@ def test_a_case_in_which_the_base_records_the_same_shows_no_effect(host: Host, t
     assert not (tmp_path / "effect").exists()
 
 
+@pytest.mark.long
 def test_a_fault_that_is_saved_is_seen_in_the_first_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

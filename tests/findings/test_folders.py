@@ -129,7 +129,7 @@ def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
             "import sglang.srt.mem_cache.allocation_sizing",
             r"does not fail by an assertion on the release: 1 ran; all pass",
         ),
-        ("self.absent", r"does not fail by an assertion on the release: 1 ran; errors"),
+        *long(("self.absent", r"does not fail by an assertion on the release: 1 ran; errors")),
         ("import eagletwin", r"does not fail by an assertion on the release: 1 ran; errors"),
     ],
 )
@@ -189,6 +189,7 @@ def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPa
     assert "no engine" in results[0][0]
 
 
+@pytest.mark.long
 def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
     module = tmp_path / "sglang" / "srt" / "work.py"
     module.parent.mkdir(parents=True)

@@ -520,7 +520,7 @@ def test_samples_that_may_not_be_retracted_have_room() -> None:
 
 
 @given(cases(asks=("n", "abort_in_step")))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_generated_samples_are_valid_and_are_taken_away_one_by_one(case: Case) -> None:
     check_case(case, "x")
     check_case(expand_samples(case), "x")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ OF_EXTRAS = {
 OF_THE_PLUGIN = {"pytest"}
 
 
-def roots(file: Path) -> set[str]:
+@cache
+def roots(file: Path) -> frozenset[str]:
     """The packages that a file imports, at any depth."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -36,7 +38,7 @@ def roots(file: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"eagletwin"}
+    return frozenset(found - set(sys.stdlib_module_names) - {"eagletwin"})
 
 
 def test_each_imported_package_is_declared_and_each_declared_one_imported() -> None:

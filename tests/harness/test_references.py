@@ -113,13 +113,14 @@ def test_the_counts_are_those_of_the_rows() -> None:
     assert f"| {' | '.join(str(counted[state]) for state in STATES)} |" in section()
 
 
-# CI brings the releases that its tests run, and each list that it reads says what is so.
+# CI brings the releases that its tests run, and each list that it reads says what is so. A release that is not brought skips a
+# test, and a skip fails CI.
 
 
 TESTS = Path(__file__).parents[1]
 
 
-def test_ci_fetches_each_release_that_a_test_of_the_engine_names() -> None:
+def test_ci_fetches_no_release_but_those_that_tests_of_the_engine_name() -> None:
     fetched = (TESTS / "releases.txt").read_text().split()
     assert fetched == sorted(set(fetched), key=releases().index)
     named = {
@@ -128,8 +129,7 @@ def test_ci_fetches_each_release_that_a_test_of_the_engine_names() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and node.value in releases()
     }
-    assert named <= set(fetched)
-    assert len(named) >= 8
+    assert set(fetched) <= named
 
 
 def test_ci_checks_skips_and_prints_the_longest_tests() -> None:
