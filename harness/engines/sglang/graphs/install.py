@@ -122,6 +122,7 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
         runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
     if mode.prefill_graphs:
+        runner.is_cuda = lambda: True  # another device's graph restores what eager attention of latent layers would read
         broken: Any = importlib.import_module(_BREAKABLE)
         broken._is_stream_capturing = lambda _stream: tape.capturing()
         broken.get_device_module = lambda: torch.cpu
