@@ -367,6 +367,16 @@ def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(
     assert found_rules(host, patch, model, topk, attention_backend=attention)
 
 
+def test_greedy_requests_draft_the_best_token_inside_the_one_graph_of_all_layers(host: Host) -> None:
+    entry = LEDGER["greedy-drafts-layers"]
+    requests = tuple(replace(request, max_new_tokens=8) for request in entry.case.requests)
+    case = in_production(replace(entry.case, num_steps=3, requests=requests, exercises=()), attention_backend="fa3")
+    assert entry.remedy is not None
+    eager = replace(entry.remedy, edits=tuple(one for one in entry.remedy.edits if "cuda_graph_runner" not in one.target))
+    found = [Trials(host, RunSpec(patches=(patch,))).look_alone(case).verdict for patch in (eager, entry.remedy)]
+    assert [(one.status, one.rule) for one in found] == [("diverged", "draft.proposal"), ("equal", "")]
+
+
 NAMES = ("llama-tiny", "llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn")
 
 
