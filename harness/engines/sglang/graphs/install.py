@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -83,6 +83,13 @@ _TO_HOST = Edit(
     replacement='"cpu":\n    return tensor.clone()',
 )
 _EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
+# Modules below sglang.srt.layers, and their classes whose forward is one kernel on a GPU, and torch's operations on a CPU.
+_FUSED = {
+    "layernorm": ("RMSNorm", "GemmaRMSNorm", "Gemma3RMSNorm", "Gemma4RMSNorm", "RMSNormWithoutScale"),
+    "activation": ("SiluAndMul", "GeluAndMul", "ReLU2"),
+    "rotary_embedding.base": ("RotaryEmbedding",),
+    "attention.mamba.mixer2_rms_norm_gated": ("Mixer2RMSNormGated",),
+}
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 
@@ -118,6 +125,9 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
+    for name, classes in _FUSED.items():
+        with contextlib.suppress(ImportError):
+            _fuse(importlib.import_module(f"sglang.srt.layers.{name}"), classes)
     for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):  # it thaws what engines share, and takes a second
         runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
         runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
@@ -134,6 +144,12 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         patches.rewrite(edit)
     with contextlib.suppress(patches.PatchFailed):  # an older release runs it twice
         patches.rewrite(_ONE_WARM_UP)
+
+
+def _fuse(module: Any, classes: Sequence[str]) -> None:
+    """An older release lacks some of them."""
+    for one in filter(None, (getattr(module, name, None) for name in classes)):
+        one.forward_native = tape.fused(one.forward_native)
 
 
 def copy_between_host_and_device(shims: list[str]) -> None:
