@@ -84,6 +84,32 @@ def test_what_python_holds_is_baked_in() -> None:
     assert numbers(result) == [2, 2]
 
 
+class Scaled(torch.nn.Module):
+    """As a norm: one kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = torch.nn.Parameter(torch.ones(2)), 2.0
+
+    @tape.fused
+    def forward_native(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return residual, x * self.weight * self.scale, (x + residual).add_(1)
+
+
+def test_what_is_one_kernel_on_a_gpu_is_one_node_of_its_module_as_it_was() -> None:
+    module, x, residual = Scaled(), torch.ones(2), torch.full((2,), 3.0)
+    graph, (same, scaled, added) = captured(lambda: module.forward_native(x, residual))
+    assert len(graph.nodes) == 1
+    assert same is not scaled
+    weight, module.weight, module.scale = module.weight, torch.nn.Parameter(torch.zeros(2)), 0.0
+    with torch.inference_mode():
+        weight.copy_(torch.tensor([5.0, 7.0]))
+        x.fill_(2.0)
+    graph.replay()
+    assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [20, 28], [6, 6])
+    assert numbers(module.forward_native(x, residual)[1]) == [0, 0], "outside of a capture it is Python"
+
+
 def test_memory_that_nobody_wrote_is_poison() -> None:
     graph, (floats, integers) = captured(lambda: (torch.empty(2), torch.empty(2, dtype=torch.int64)))
     graph.replay()
