@@ -4,7 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -126,8 +126,10 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
     for name, classes in _FUSED.items():
-        with contextlib.suppress(ImportError):
-            _fuse(importlib.import_module(f"sglang.srt.layers.{name}"), classes)
+        with contextlib.suppress(ImportError):  # an older release lacks some of them
+            layers: Any = importlib.import_module(f"sglang.srt.layers.{name}")
+            for one in filter(None, (getattr(layers, each, None) for each in classes)):
+                one.forward_native = tape.fused(one.forward_native)
     for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):  # it thaws what engines share, and takes a second
         runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
         runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
@@ -144,12 +146,6 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
         patches.rewrite(edit)
     with contextlib.suppress(patches.PatchFailed):  # an older release runs it twice
         patches.rewrite(_ONE_WARM_UP)
-
-
-def _fuse(module: Any, classes: Sequence[str]) -> None:
-    """An older release lacks some of them."""
-    for one in filter(None, (getattr(module, name, None) for name in classes)):
-        one.forward_native = tape.fused(one.forward_native)
 
 
 def copy_between_host_and_device(shims: list[str]) -> None:

@@ -1,9 +1,8 @@
 """CUDA graphs on CPU tensors: a tape of what runs while a graph is captured, and its replay on the same memory.
 
 A node is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, a launch of a Triton kernel, or
-what is one kernel on a GPU (`fused`, `opaque`), with each Python scalar as it was. Views are no nodes: their memory is. A replay
-runs no other Python of SGLang. What made a tensor runs again, and its result is copied into that tensor, so that its holders see
-the values of the replay.
+what is one kernel on a GPU (`fused`, `opaque`), with each Python scalar as it was. Views are no nodes: their memory is. No
+other Python of SGLang runs in a replay. What made a tensor runs again, and its result is copied into it, for its holders.
 
 As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero), of tensors that are
 not the host's. It runs operations that CUDA only records, so all memory that it wrote is restored at its end.
@@ -36,8 +35,8 @@ _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 _WAITING = ("item", "_local_scalar_dense", "is_nonzero", "equal")
-_REPEAT, _LIFTS = "repeat_interleave", ("lift_fresh", "lift_fresh_copy")
-_REFUSED = (*_WAITING, _REPEAT, *_LIFTS)
+_LIFTS = ("lift_fresh", "lift_fresh_copy")
+_REFUSED = (*_WAITING, *_LIFTS, *_INDEX, *_RESHAPE_IN_PLACE, "repeat_interleave")
 _REFUSED_TAGS = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
 _NOWHERE = ("", 0, "")
@@ -229,20 +228,15 @@ def fused(method: Callable[..., Any]) -> Callable[..., Any]:
             return hand_on(method, self, *args, **kwargs)
         with recording_off():
             reads: list[Tensor] = []
-            frozen, named = _frozen((_frozen_module(self, reads), *args), reads), _frozen(kwargs, reads)
+            module = object.__new__(type(self))
+            vars(module).update(_frozen(vars(self), reads))
+            frozen, named = (module, *_frozen(args, reads)), _frozen(kwargs, reads)
             result = hand_on(method, *frozen, **named)
             made, run = _to_make(method, frozen, named, reads, result)
             Tape.now.add(run, made, reads, ())
         return result
 
     return call
-
-
-def _frozen_module(module: torch.nn.Module, reads: list[Tensor]) -> torch.nn.Module:
-    """A copy of a module without submodules, which holds the same memory."""
-    frozen: torch.nn.Module = object.__new__(type(module))
-    vars(frozen).update(_frozen(vars(module), reads))
-    return frozen
 
 
 def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor]) -> None:
@@ -366,7 +360,7 @@ class _Kind(NamedTuple):
 def _kind_of(function: Any) -> _Kind:
     schema, name = function._schema, function._schema.name.removeprefix("aten::")
     views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-    refused = not _REFUSED_TAGS.isdisjoint(function.tags) or name in (*_REFUSED, *_INDEX, *_RESHAPE_IN_PLACE)
+    refused = not _REFUSED_TAGS.isdisjoint(function.tags) or name in _REFUSED
     return _Kind(name, views and not refused and len(schema.returns) > 0, refused)
 
 
@@ -416,7 +410,7 @@ def _refuse(function: Any, name: str, args: Any) -> None:
             raise CaptureError(f"{name} with a boolean mask")
     elif not _REFUSED_TAGS.isdisjoint(function.tags):
         raise CaptureError(name, "the shape of its result is in the device's memory")
-    if name == _REPEAT and any(isinstance(one, Tensor) for one in args[1:]):
+    if name == "repeat_interleave" and any(isinstance(one, Tensor) for one in args[1:]):
         raise CaptureError("repeat_interleave by a tensor")
     if name in _LIFTS and args[0].ndim:
         raise CaptureError("torch.tensor of Python numbers", "it copies from memory that is not pinned")
