@@ -184,7 +184,7 @@ _THINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
-_PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those in production
+_PRODUCTION, _OFTEN, _PREFILL, _BACKEND = 3 / 4, 7 / 8, 1 / 8, 1 / 4  # of all blocks; of those in production
 # What graphs are captured for: sizes to which most batches are padded, too
 GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
 PREFILL_GRAPHS = (16, 64)
@@ -438,7 +438,7 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
     if not asked.production:
         return [{}]
     random = Random(f"{seed} {number} production")
-    drawn: dict[str, Any] = {}
+    drawn, backend = dict[str, Any](), dict[str, Any]()
     if random.random() < _PRODUCTION:
         drawn = {
             "graphs": random.choice(GRAPHS),
@@ -446,10 +446,11 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
             "cuda_branches": random.random() < _OFTEN,
         }
         drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
+        backend = {"attention_backend": random.choice(BACKENDS)} if random.random() < _BACKEND else {}
     whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
     backends = [{"attention_backend": name} for name in BACKENDS]
     more = [whole | one for one in ({"prefill_graphs": PREFILL_GRAPHS}, *backends)]
-    return [drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
+    return [drawn | backend, drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
 
 
 def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:
