@@ -403,6 +403,17 @@ def test_greedy_requests_draft_the_best_token_inside_the_one_graph_of_all_layers
     assert [(one.status, one.rule) for one in found] == [("diverged", "draft.proposal"), ("equal", "")]
 
 
+def test_latent_attention_in_prefill_graphs_takes_the_side_of_cuda(host: Host) -> None:
+    """Off CUDA the runner restores the state of separate keys and values, by which FlashAttention's eager part would go."""
+    requests = (
+        Request(id="a", prompt=tuple(range(3, 25)), max_new_tokens=4),
+        Request(id="b", prompt=(*range(3, 15), 40, 41, 42, 43, 44), max_new_tokens=4, arrive=6),
+    )
+    case = Case(name="latent", model="deepseek-nextn", num_steps=2, chunked_prefill_size=8, requests=requests)
+    case = in_production(case, attention_backend="fa3", prefill_graphs=(16, 64))
+    assert Trials(host, RunSpec()).look_alone(case).verdict.status == "equal"
+
+
 NAMES = ("llama-tiny", "llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn")
 
 
