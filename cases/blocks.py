@@ -10,13 +10,13 @@ request is requested here. Of some blocks the requests meet: they are prefilled 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as replace_fields
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
+from eagletwin.harness.core.case import AttentionBackend, Case, EngineSettings, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.families import RECIPES, family_of, runs_on
@@ -184,10 +184,11 @@ _THINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
-_PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those in production
+_PRODUCTION, _OFTEN, _PREFILL, _BACKEND = 3 / 4, 7 / 8, 1 / 8, 1 / 4  # of all blocks; of those in production
 # What graphs are captured for: sizes to which most batches are padded, too
 GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
 PREFILL_GRAPHS = (16, 64)
+BACKENDS = get_args(AttentionBackend)[1:]  # of attention, beside the usual one
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
@@ -437,7 +438,7 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
     if not asked.production:
         return [{}]
     random = Random(f"{seed} {number} production")
-    drawn: dict[str, Any] = {}
+    drawn, backend = dict[str, Any](), dict[str, Any]()
     if random.random() < _PRODUCTION:
         drawn = {
             "graphs": random.choice(GRAPHS),
@@ -445,10 +446,11 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
             "cuda_branches": random.random() < _OFTEN,
         }
         drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
+        backend = {"attention_backend": random.choice(BACKENDS)} if random.random() < _BACKEND else {}
     whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
-    more: list[dict[str, Any]] = [{"prefill_graphs": PREFILL_GRAPHS}, {"attention_backend": "fa3"}]
-    alone = [{name: value} for name, value in (whole | more[1]).items()]
-    return [drawn, whole, *(whole | one for one in more), *alone, {}]
+    backends = [{"attention_backend": name} for name in BACKENDS]
+    more = [whole | one for one in ({"prefill_graphs": PREFILL_GRAPHS}, *backends)]
+    return [drawn | backend, drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
 
 
 def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:

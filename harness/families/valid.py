@@ -4,6 +4,7 @@ core/case.py says what a case looks like, field by field; each dimension has the
 model.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,11 +19,12 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
-from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode, mode_of_case
+from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Attention, Mode, mode_of_case
 from eagletwin.harness.core.terminal import count, nearest
 
 from . import RECIPES, family_of
 from .dimensions import DIMENSIONS, FEATURES
+from .recipe import Recipe
 
 # What of a case several ranks run that share the work of each layer (`--tp`).
 
@@ -137,6 +139,37 @@ def runs_in(case: Case, mode: Mode) -> bool:
     return not in_torch and not shifted and not not_driven(case, mode)
 
 
+# Attention backend -> what of a case it does not run, and why. {0} is the case, {head} the width of its narrowest head.
+_LIMITS: dict[Attention, tuple[tuple[Callable[[Case, Recipe], object], str], ...]] = {
+    "fa3": (
+        (lambda _, recipe: recipe.frozen, "{0.model} with FlashAttention 3: SGLang's class of Gemma-4 refuses it"),
+        (
+            lambda case, _: case.engine.sglang.draft_window,
+            "draft_window with FlashAttention 3: SGLang's draft decode has none there",
+        ),
+        (lambda _, recipe: recipe.target.index, "{0.model} with FlashAttention 3: DSA has a backend of its own"),
+        (
+            lambda case, recipe: case.topk > 1 and case.page_size > 1 and recipe.target.windows,
+            "{0.model} with FlashAttention 3, topk {0.topk} and pages of {0.page_size}: SGLang refuses windows there",
+        ),
+    ),
+    "flashinfer": (
+        (
+            lambda _, recipe: recipe.narrowest_head < FLASHINFER_HEAD,
+            "{0.model} with FlashInfer: its heads are {head} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)",
+        ),
+    ),
+    "flashmla": (
+        (
+            lambda case, recipe: recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE,
+            "{0.model} with FlashMLA, topk {0.topk} and pages of {0.page_size}: it takes latent attention, chains and pages of "
+            f"{FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)",
+        ),
+    ),
+}
+
+
 def _not_by_the_backend(case: Case, mode: Mode) -> str:
     recipe = RECIPES[case.model]
     if recipe.target.index is not None and (mode.graphs or mode.prefill_graphs):
@@ -151,27 +184,9 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
     on_cpu = (mode.device, mode.attention) == ("cpu", "fa3")
     if mode.attention != "triton" and not on_cpu and (mode.device == "cpu" or mode.dtype == "float32"):
         return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
-    if mode.attention == "fa3" and recipe.frozen:
-        return f"{case.model} with FlashAttention 3: SGLang's class of Gemma-4 refuses it"
-    if mode.attention == "fa3" and case.engine.sglang.draft_window:
-        return "draft_window with FlashAttention 3: SGLang's draft decode has none there"
-    if mode.attention == "fa3" and recipe.target.index is not None:
-        return f"{case.model} with FlashAttention 3: DSA has a backend of its own"
-    if mode.attention == "fa3" and case.topk > 1 and case.page_size > 1 and recipe.target.windows:
-        return (
-            f"{case.model} with FlashAttention 3, topk {case.topk} and pages of {case.page_size}: SGLang refuses windows there"
-        )
-    if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
-        return (
-            f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
-            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
-        )
-    if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
-        return (
-            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
-            f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
-        )
-    return ""
+    limits = _LIMITS.get(mode.attention, ())
+    why = next((why for excludes, why in limits if excludes(case, recipe)), "")
+    return why.format(case, head=recipe.narrowest_head)
 
 
 def _not_on_several(case: Case, mode: Mode) -> str:

@@ -83,6 +83,32 @@ def test_what_python_holds_is_baked_in() -> None:
     assert numbers(result) == [2, 2]
 
 
+class Scaled(torch.nn.Module):
+    """As a norm: one kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = torch.nn.Parameter(torch.ones(2)), 2.0
+
+    @tape.fused
+    def forward_native(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return residual, x * self.weight * self.scale, (x + residual).add_(1)
+
+
+def test_what_is_one_kernel_on_a_gpu_is_one_node_of_its_module_as_it_was() -> None:
+    module, x, residual = Scaled(), torch.ones(2), torch.full((2,), 3.0)
+    graph, (same, scaled, added) = captured(lambda: module.forward_native(x, residual))
+    assert len(graph.nodes) == 1
+    assert same is not scaled
+    weight, module.weight, module.scale = module.weight, torch.nn.Parameter(torch.zeros(2)), 0.0
+    with torch.inference_mode():
+        weight.copy_(torch.tensor([5.0, 7.0]))
+        x.fill_(2.0)
+    graph.replay()
+    assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [20, 28], [6, 6])
+    assert numbers(module.forward_native(x, residual)[1]) == [0, 0], "outside of a capture it is Python"
+
+
 def test_memory_that_nobody_wrote_is_poison() -> None:
     graph, (floats, integers) = captured(lambda: (torch.empty(2), torch.empty(2, dtype=torch.int64)))
     graph.replay()
@@ -364,6 +390,27 @@ def test_faults_that_a_gpu_was_needed_for_are_found_on_a_cpu(
     host: Host, model: str, topk: int, attention: str, patch: Patch
 ) -> None:
     assert found_rules(host, patch, model, topk, attention_backend=attention)
+
+
+def test_greedy_requests_draft_the_best_token_inside_the_one_graph_of_all_layers(host: Host) -> None:
+    entry = LEDGER["greedy-drafts-layers"]
+    requests = tuple(replace(request, max_new_tokens=8) for request in entry.case.requests)
+    case = in_production(replace(entry.case, num_steps=3, requests=requests, exercises=()), attention_backend="fa3")
+    assert entry.remedy is not None
+    eager = replace(entry.remedy, edits=tuple(one for one in entry.remedy.edits if "cuda_graph_runner" not in one.target))
+    found = [Trials(host, RunSpec(patches=(patch,))).look_alone(case).verdict for patch in (eager, entry.remedy)]
+    assert [(one.status, one.rule) for one in found] == [("diverged", "draft.proposal"), ("equal", "")]
+
+
+def test_latent_attention_in_prefill_graphs_takes_the_side_of_cuda(host: Host) -> None:
+    """Off CUDA the runner restores the state of separate keys and values, by which FlashAttention's eager part would go."""
+    requests = (
+        Request(id="a", prompt=tuple(range(3, 25)), max_new_tokens=4),
+        Request(id="b", prompt=(*range(3, 15), 40, 41, 42, 43, 44), max_new_tokens=4, arrive=6),
+    )
+    case = Case(name="latent", model="deepseek-nextn", num_steps=2, chunked_prefill_size=8, requests=requests)
+    case = in_production(case, attention_backend="fa3", prefill_graphs=(16, 64))
+    assert Trials(host, RunSpec()).look_alone(case).verdict.status == "equal"
 
 
 NAMES = ("llama-tiny", "llama-eagle3", "llama-mtp-chain", "gemma-4-assistant", "deepseek-nextn", "qwen3-next-nextn")

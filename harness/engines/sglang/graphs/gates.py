@@ -86,8 +86,8 @@ GATES: dict[tuple[str, str], str] = {
     ("model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner._wants_early_verify_metadata"): _OTHERS,
     ("model_executor.runner.base_runner", "BaseRunner._warmup"): "closed: it tunes kernels",
     ("model_executor.runner.flashinfer_autotune", "should_run_flashinfer_autotune"): "closed: it tunes kernels",
-    ("model_executor.runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner.can_replay_locally"): _OTHERS,
-    ("model_executor.runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner.load_batch"): _OTHERS,
+    ("model_executor.runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner.can_replay_locally"): _CAPTURE,
+    ("model_executor.runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner.load_batch"): _CAPTURE,
     ("model_executor.model_runner_components.cuda_graph_setup", "refresh_deep_gemm_layout_memory_budget"): _OTHERS,
     ("model_executor.model_runner_components.cuda_graph_setup", "capture_decode_graph"): _CAPTURE,
 }

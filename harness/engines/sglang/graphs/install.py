@@ -83,6 +83,13 @@ _TO_HOST = Edit(
     replacement='"cpu":\n    return tensor.clone()',
 )
 _EXPERTS = "sglang.srt.layers.moe.fused_moe_native"
+# Modules below sglang.srt.layers, and their classes whose forward is one kernel on a GPU, and torch's operations on a CPU.
+_FUSED = {
+    "layernorm": ("RMSNorm", "GemmaRMSNorm", "Gemma3RMSNorm", "Gemma4RMSNorm", "RMSNormWithoutScale"),
+    "activation": ("SiluAndMul", "GeluAndMul", "ReLU2"),
+    "rotary_embedding.base": ("RotaryEmbedding",),
+    "attention.mamba.mixer2_rms_norm_gated": ("Mixer2RMSNormGated",),
+}
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 
@@ -118,10 +125,16 @@ def _open_gates(mode: Mode, *, frozen: bool) -> None:
     experts: Any = importlib.import_module(_EXPERTS)
     for name in ("moe_forward_native", "fused_moe_forward_native"):  # a CPU's own experts count tokens on the host
         setattr(experts, name, tape.opaque(getattr(experts, name)))
+    for name, classes in _FUSED.items():
+        with contextlib.suppress(ImportError):  # an older release lacks some of them
+            layers: Any = importlib.import_module(f"sglang.srt.layers.{name}")
+            for one in filter(None, (getattr(layers, each, None) for each in classes)):
+                one.forward_native = tape.fused(one.forward_native)
     for name in ("decode_cuda_graph_runner", "prefill_cuda_graph_runner"):  # it thaws what engines share, and takes a second
         runner: Any = importlib.import_module(f"sglang.srt.model_executor.runner.{name}")
         runner.freeze_gc = lambda _enabled: contextlib.nullcontext()
     if mode.prefill_graphs:
+        runner.is_cuda = lambda: True  # another device's graph restores what eager attention of latent layers would read
         broken: Any = importlib.import_module(_BREAKABLE)
         broken._is_stream_capturing = lambda _stream: tape.capturing()
         broken.get_device_module = lambda: torch.cpu

@@ -1,8 +1,8 @@
 """CUDA graphs on CPU tensors: a tape of what runs while a graph is captured, and its replay on the same memory.
 
-A node is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, or a launch of a Triton
-kernel, with each Python scalar as it was. Views are no nodes: their memory is. A replay runs no Python of SGLang. An operation
-that made a tensor runs again, and its result is copied into that tensor, so that its holders see the values of the replay.
+A node is an operation of torch below Python (TorchDispatchMode) that writes or makes a tensor, a launch of a Triton kernel, or
+what is one kernel on a GPU (`fused`, `opaque`), with each Python scalar as it was. Views are no nodes: their memory is. No
+other Python of SGLang runs in a replay. What made a tensor runs again, and its result is copied into it, for its holders.
 
 As CUDA does, a capture refuses what waits for the device (`.item()`, `.cpu()`, boolean masks, nonzero), of tensors that are
 not the host's. It runs operations that CUDA only records, so all memory that it wrote is restored at its end.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import triton
@@ -34,8 +34,13 @@ _WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+_WAITING = ("item", "_local_scalar_dense", "is_nonzero", "equal")
+_LIFTS = ("lift_fresh", "lift_fresh_copy")
+_REFUSED = (*_WAITING, *_LIFTS, *_INDEX, *_RESHAPE_IN_PLACE, "repeat_interleave")
+_REFUSED_TAGS = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
 _NOWHERE = ("", 0, "")
+_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # of arguments, most of them
 _MEETS = "c10d"  # the namespace of collectives
 
 
@@ -206,9 +211,29 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
             reads: list[Tensor] = []
             frozen, named = _frozen((args, kwargs), reads)
             result = hand_on(function, *args, **kwargs)
-            given = {id(tensor) for tensor in tensors((args, kwargs))}
-            made = tuple(tensor.detach() for tensor in tensors(result) if id(tensor) not in given)
-            Tape.now.add(functools.partial(_make, function, frozen, named, made), made, reads, reads)
+            made, run = _to_make(function, frozen, named, reads, result)
+            Tape.now.add(run, made, reads, reads)
+        return result
+
+    return call
+
+
+def fused(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a module in torch, which writes nothing, in the place of one kernel: one node, whatever it does inside. The
+    module's numbers are baked in, and its tensors are their memory, as in a launch."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if Tape.now is None or _off:
+            return hand_on(method, self, *args, **kwargs)
+        with recording_off():
+            reads: list[Tensor] = []
+            module = object.__new__(type(self))
+            vars(module).update(_frozen(vars(self), reads))
+            frozen, named = (module, *_frozen(args, reads)), _frozen(kwargs, reads)
+            result = hand_on(method, *frozen, **named)
+            made, run = _to_make(method, frozen, named, reads, result)
+            Tape.now.add(run, made, reads, ())
         return result
 
     return call
@@ -301,25 +326,42 @@ class _Recorder(DispatchMode):
         self._tape = tape
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, function._schema.name.removeprefix("aten::")
-        _refuse(function, name, args)
+        kwargs, kind = kwargs or {}, _kind_of(function)
+        if kind.views:  # memory that is read as it is, and written by what follows
+            return hand_on(function, *args, **kwargs)
+        if kind.may_be_refused:
+            _refuse(function, kind.name, args)
         writes = writes_to(function, args, kwargs)
         if writes:
-            self._tape.keep((args, kwargs))
+            self._tape.keep(writes)
         result = hand_on(function, *args, **kwargs)
         reads: list[Tensor] = []
-        frozen, named = _frozen((args, kwargs), reads)
-        given = {tensor.untyped_storage().data_ptr() for tensor in reads}
-        made = tuple(one.detach() for one in tensors(result) if one.untyped_storage().data_ptr() not in given)
+        frozen, named = _frozen(args, reads), _frozen(kwargs, reads)
+        made, run = _to_make(function, frozen, named, reads, result)
         if not writes and not made:
-            return result  # a view
-        run = functools.partial(_make, function, frozen, named, made)
+            return result  # a view that its schema does not name
         if writes:
             run = functools.partial(_meet if function.namespace == _MEETS else hand_on, function, *frozen, **named)
-        elif name in _EMPTY:
+        elif kind.name in _EMPTY:
             run = functools.partial(poison, made)
         self._tape.add(run, made, reads, writes)
         return result
+
+
+class _Kind(NamedTuple):
+    """What is known of an operation before it is called."""
+
+    name: str
+    views: bool  # all that it returns is memory of its arguments, which it leaves as it is
+    may_be_refused: bool
+
+
+@functools.cache
+def _kind_of(function: Any) -> _Kind:
+    schema, name = function._schema, function._schema.name.removeprefix("aten::")
+    views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    refused = not _REFUSED_TAGS.isdisjoint(function.tags) or name in _REFUSED
+    return _Kind(name, views and not refused and len(schema.returns) > 0, refused)
 
 
 def writes_to(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -342,26 +384,35 @@ def _meet(function: Any, *args: Any, **kwargs: Any) -> None:
     work.wait()
 
 
-def _make(function: Any, args: Any, kwargs: Any, made: tuple[Tensor, ...]) -> None:
-    """Run it again, and copy what it gives into what it gave while it was captured."""
+def _to_make(
+    function: Any, args: Any, kwargs: Any, reads: Sequence[Tensor], result: Any
+) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
+    """The tensors of a result whose memory is new, and what runs the function again and copies what it gives into them."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in reads}
+    each = [one.detach() if one.untyped_storage().data_ptr() not in given else None for one in tensors(result)]
+    return tuple(one for one in each if one is not None), functools.partial(_make, function, args, kwargs, each)
+
+
+def _make(function: Any, args: Any, kwargs: Any, made: Sequence[Tensor | None]) -> None:
     result = hand_on(function, *args, **kwargs)
-    for tensor, value in zip(made, tensors(result)[: len(made)], strict=True):
-        tensor.copy_(value)
+    for tensor, value in zip(made, tensors(result), strict=True):
+        if tensor is not None:
+            tensor.copy_(value)
 
 
 def _refuse(function: Any, name: str, args: Any) -> None:
     """Raises CaptureError for what cudaStreamBeginCapture does not permit, or torch does by a copy to the host."""
-    if name in ("item", "_local_scalar_dense", "is_nonzero", "equal"):
+    if name in _WAITING:
         raise CaptureError(name)
     if name in _INDEX:
         masked = any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
         if masked and not (name != "index" and args[2].numel() == 1):  # a mask with one value is a masked_fill
             raise CaptureError(f"{name} with a boolean mask")
-    elif torch.Tag.dynamic_output_shape in function.tags or torch.Tag.data_dependent_output in function.tags:
+    elif not _REFUSED_TAGS.isdisjoint(function.tags):
         raise CaptureError(name, "the shape of its result is in the device's memory")
     if name == "repeat_interleave" and any(isinstance(one, Tensor) for one in args[1:]):
         raise CaptureError("repeat_interleave by a tensor")
-    if name in ("lift_fresh", "lift_fresh_copy") and args[0].ndim:
+    if name in _LIFTS and args[0].ndim:
         raise CaptureError("torch.tensor of Python numbers", "it copies from memory that is not pinned")
     if name in _RESHAPE_IN_PLACE:
         raise CaptureError(name, "a tape does not follow memory that a tensor exchanges")
@@ -375,6 +426,8 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def _collect(tree: Any, found: list[Tensor]) -> None:
+    if type(tree) in _LEAVES:
+        return
     if isinstance(tree, Tensor):
         found.append(tree)
     elif isinstance(tree, list | tuple | dict):
@@ -394,6 +447,8 @@ def _frozen(tree: Any, found: list[Tensor]) -> Any:
 
 def _map(change: Callable[[Tensor], Any], tree: Any) -> Any:
     """Lists, tuples and dicts with each tensor changed. torch's own takes five times as long."""
+    if type(tree) in _LEAVES:
+        return tree
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, list | tuple):
