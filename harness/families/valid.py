@@ -22,6 +22,7 @@ from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
 from eagletwin.harness.core.terminal import count, nearest
 
 from . import RECIPES, family_of
+from .deepseek_dsa import CHOSEN_AT_ONCE
 from .dimensions import DIMENSIONS, FEATURES
 
 # What of a case several ranks run that share the work of each layer (`--tp`).
@@ -192,6 +193,18 @@ def _not_on_a_gpu(case: Case, mode: Mode) -> str:
         return ""
     if RECIPES[case.model].target.clamped is not None and mode.dtype == "float32":
         return f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there"
+    if (index := RECIPES[case.model].target.index) is not None:
+        if index.chosen % CHOSEN_AT_ONCE:
+            return (
+                f"{case.model} on a GPU: FlashMLA's prefill takes a multiple of {CHOSEN_AT_ONCE} chosen rows, and this recipe "
+                f"chooses {index.chosen} (deepseek-dsa-wide chooses {CHOSEN_AT_ONCE})"
+            )
+        if mode.dtype == "float32":
+            return f"{case.model} on a GPU: FlashMLA's kernels know bfloat16 alone there"
+        if mode.graphs:
+            return (
+                f"{case.model} in CUDA graphs: many of its choices are ties, and in a graph nobody sees how they were decided"
+            )
     if settings.update_weights.startswith("distributed"):
         return "weights that another process broadcasts, on a GPU: not tried"
     return _not_with(case, "device")

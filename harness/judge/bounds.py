@@ -87,6 +87,10 @@ BFLOAT16_ROUNDING = 2.0**-8
 # by so much of the sum of their sizes; and a number that lies this near to the middle between two of FP8, as a share of the
 # largest of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
 INDEX_PRODUCT, INDEX_NUMBER = 128 * 2.0**-24, 1e-5
+# In bfloat16 a number before it is rounded to FP8 is off by a deviation d of its row's root mean square. Two of FP8 lie up to
+# an eighth of a number apart: one that is e off becomes the next one with a share of e / (|x| / 8), and is then off by |x| / 8.
+# That is a mean square of E|e| E|x| / 8, 0.08 d of a row's own. A score is off by 4 of its deviations, as a logit.
+_FP8_STEP = 0.08
 
 # Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0
@@ -129,6 +133,17 @@ def bfloat16(model: str) -> Bounds:
         roundings += draft * (2 + of_branch[1] * gain**2)
     deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
     return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.25, tie_share=0.75)
+
+
+def index_within(bounds: Bounds) -> tuple[float, float, float]:
+    """How far off the index scores of an engine with these bounds may be, as the reference has it (reference/layers.py)."""
+    deviation = 0.0 if bounds is FLOAT32 else bounds.relative / 6
+    return INDEX_PRODUCT, INDEX_NUMBER, 4 * (deviation * _FP8_STEP) ** 0.5
+
+
+def index_number(bounds: Bounds) -> float:
+    """How far off a number of an index key may be before it is rounded to FP8, as a share of the largest of its row."""
+    return INDEX_NUMBER if bounds is FLOAT32 else bounds.relative
 
 
 def bounds_of(dtype: Dtype, model: str) -> Bounds:

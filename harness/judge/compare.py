@@ -25,7 +25,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
 from eagletwin.reference.layers import round_to_fp8
 
-from .bounds import INDEX_NUMBER, Bounds, kv_parts
+from .bounds import Bounds, index_number, kv_parts
 from .choices import Ranked
 
 # In the order of data flow within one scheduler iteration.
@@ -383,8 +383,9 @@ class Compare:
             part, begin = slice(begin, end), end
             wanted, stored = expected[..., part], actual[..., part]
             if name == "index key":
-                exact, either = (part.numpy() for part in round_to_fp8(torch.from_numpy(wanted), INDEX_NUMBER))
-                smallest = INDEX_NUMBER * np.abs(wanted).max(-1, keepdims=True)  # what the smallest codes are off by
+                off = index_number(self._bounds)
+                exact, either = (part.numpy() for part in round_to_fp8(torch.from_numpy(wanted), off))
+                smallest = off * np.abs(wanted).max(-1, keepdims=True)  # what the smallest codes are off by
                 wanted = np.where(np.abs(stored - exact) <= either + smallest, stored, exact)
 
             def named(n: int, name: str = name) -> str:

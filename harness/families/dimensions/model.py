@@ -138,8 +138,7 @@ DIMENSIONS = (
         key="sparse",
         kind="sparse",
         refusals=_chosen_refusals,
-        modes=dict.fromkeys(("dtype", "tp", "pp", "dp"), "not tried")
-        | {"device": "FlashMLA's prefill takes a multiple of 128 chosen rows, and this recipe chooses 8"},
+        modes=dict.fromkeys(("tp", "pp", "dp"), "not tried"),
     ),
     _of_recipes(
         "compressed rows",
