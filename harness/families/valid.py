@@ -201,10 +201,6 @@ def _not_on_a_gpu(case: Case, mode: Mode) -> str:
             )
         if mode.dtype == "float32":
             return f"{case.model} on a GPU: FlashMLA's kernels know bfloat16 alone there"
-        if mode.graphs:
-            return (
-                f"{case.model} in CUDA graphs: many of its choices are ties, and in a graph nobody sees how they were decided"
-            )
     if settings.update_weights.startswith("distributed"):
         return "weights that another process broadcasts, on a GPU: not tried"
     return _not_with(case, "device")

@@ -192,6 +192,9 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: i
         if record.stage == "draft.decode":
             found.steps[record.request, record.round, record.step] = chosen
             continue
+        if record.stage == "draft":  # its steps ran in a graph
+            found.steps |= {(record.request, record.round, step): [row] for step, row in enumerate(chosen, 1)}
+            continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
         prefixes = of_stories[record.request][seen:]
         for row, index in committed_rows(record, replay, len(chosen)):
