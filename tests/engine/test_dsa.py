@@ -220,7 +220,7 @@ def in_bfloat16(host: Host) -> object:
     ],
 )
 def test_choices_of_bfloat16_are_judged(in_bfloat16: Host, tmp_path: Path, fault: str) -> None:
-    target, match, replacement, rule = FAULTS[fault] if fault else ("", "", "", None)
+    target, match, replacement, rule = FAULTS[fault] if fault else ("", "", "", "")
     edits = (*REMEDY, Edit(target=target, match=match, replacement=replacement)) if fault else REMEDY
     trace = in_bfloat16.engine(WIDE, (Patch(name="planted", edits=edits),)).run(WIDE, tmp_path)
     verdict = judge(trace)
