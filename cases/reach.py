@@ -44,7 +44,7 @@ def on_a_cpu(entry: Entry) -> Mode:
     needs = entry.needs
     if needs is None or needs.device not in ("", "cpu"):
         return replace(CPU, engine=entry.engine)
-    return replace(CPU, overlap=bool(needs.overlap), pp=needs.pp, engine=entry.engine, dtype=needs.dtype or CPU.dtype)
+    return Mode(overlap=bool(needs.overlap), pp=needs.pp, engine=entry.engine)
 
 
 def unreached_text(entry: Entry, mode: Mode = CPU) -> str:
