@@ -165,7 +165,8 @@ SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of step
 WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
 PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
-# Prompts of up to more than a page of DeepSeek-V4's, most of which go on from about where 128 rows end.
+# Prompts of up to more than a page of DeepSeek-V4's, most of which go on from about where 128 rows end: so many are a window of
+# its, and so many are chosen by a DSA that a GPU's kernels take.
 COMPRESSED = replace(SMALL, prompt=276, common=124)
 
 _LARGE = 16  # one block in so many has large cases for no other reason than that
@@ -274,7 +275,8 @@ class Block:
     @property
     def sizes(self) -> Sizes:
         """How large its requests are. Where the prefix cache keeps states, prompts come to one and part there."""
-        if RECIPES[self.focus.model].target.compressed is not None:
+        target = RECIPES[self.focus.model].target
+        if target.compressed is not None or (target.index is not None and target.index.chosen > SMALL.prompt):
             sizes = COMPRESSED
         elif self.large:
             sizes = LARGE

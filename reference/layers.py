@@ -181,8 +181,9 @@ def latent_attention(
 # is rounded. It is kept here as it is, and rounded where it is read.
 #
 # A choice can tie, and FP8 makes many ties: `chosen` [R, K] and `within` are as those of experts (experts.py). Chosen rows are
-# named by how many of the rows that a row sees stand before them. within [2]: how far off a product q_h . k may be elsewhere,
-# as a share of the sum of its terms' sizes; and a number before it is rounded to FP8, as a share of the largest of its row.
+# named by how many of the rows that a row sees stand before them. within [3]: how far off a product q_h . k may be elsewhere,
+# as a share of the sum of its terms' sizes; a number before it is rounded to FP8, as a share of the largest of its row; and a
+# number as it is rounded, as a share of its row's root mean square, where such errors do not know of each other.
 
 LARGEST_E4M3 = 448.0
 _LEAST = 1e-4  # what the largest number of a row counts as at least
@@ -250,6 +251,8 @@ def choose_rows(
         return own, key
     farther = query_off @ keys.abs().T + query.abs() @ (keys_off + float(within[0]) * keys.abs()).T
     doubt = torch.einsum("rh,rhe->re", weight.abs(), farther)
+    spread = float(within[2]) * (2 / index.width) ** 0.5 * keys.norm(dim=-1)  # [E+R]
+    doubt = doubt + (weight * query.norm(dim=-1)).norm(dim=-1)[:, None] * spread
     return _follow_choice(weights[f"{prefix}chosen"], own, score, doubt, sees), key
 
 

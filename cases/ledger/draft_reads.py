@@ -219,7 +219,7 @@ DSA_WORKER = Entry(
     rule="draft.selection",
     buggy="0.5.9 -",
     trigger="the DSA backend, num_steps >= 2; on a CPU, by stand-ins for its kernels",
-    remedy=Patch(name="remedy-dsa-draft-reads-worker", edits=_DSA_EAGER),  # no graph of such a model is driven
+    remedy=Patch(name="remedy-dsa-draft-reads-worker", edits=_DSA_EAGER),  # its proof has no graphs
     case=small_case(
         Request(id="a", prompt=(5, 9, 33, 12, 7, 80, 41, 22, 3), max_new_tokens=2),
         model="deepseek-dsa",

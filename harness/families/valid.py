@@ -23,6 +23,7 @@ from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Atte
 from eagletwin.harness.core.terminal import count, nearest
 
 from . import RECIPES, family_of
+from .deepseek_dsa import CHOSEN_AT_ONCE
 from .dimensions import DIMENSIONS, FEATURES
 from .recipe import Recipe
 
@@ -172,7 +173,7 @@ _LIMITS: dict[Attention, tuple[tuple[Callable[[Case, Recipe], object], str], ...
 
 def _not_by_the_backend(case: Case, mode: Mode) -> str:
     recipe = RECIPES[case.model]
-    if recipe.target.index is not None and (mode.graphs or mode.prefill_graphs):
+    if recipe.target.index is not None and (mode.prefill_graphs or (mode.graphs and mode.device == "cpu")):
         return f"{case.model} in CUDA graphs: not tried"
     if recipe.target.compressed is not None:
         if mode.dtype != "bfloat16":
@@ -207,6 +208,14 @@ def _not_on_a_gpu(case: Case, mode: Mode) -> str:
         return ""
     if RECIPES[case.model].target.clamped is not None and mode.dtype == "float32":
         return f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there"
+    if (index := RECIPES[case.model].target.index) is not None:
+        if index.chosen % CHOSEN_AT_ONCE:
+            return (
+                f"{case.model} on a GPU: FlashMLA's prefill takes a multiple of {CHOSEN_AT_ONCE} chosen rows, and this recipe "
+                f"chooses {index.chosen} (deepseek-dsa-wide chooses {CHOSEN_AT_ONCE})"
+            )
+        if mode.dtype == "float32":
+            return f"{case.model} on a GPU: FlashMLA's kernels know bfloat16 alone there"
     if settings.update_weights.startswith("distributed"):
         return "weights that another process broadcasts, on a GPU: not tried"
     return _not_with(case, "device")

@@ -87,6 +87,12 @@ BFLOAT16_ROUNDING = 2.0**-8
 # by so much of the sum of their sizes; and a number that lies this near to the middle between two of FP8, as a share of the
 # largest of its row, may become either. float32 is some 1e-6 off (below); what decides here may be ten times that.
 INDEX_PRODUCT, INDEX_NUMBER = 128 * 2.0**-24, 1e-5
+# In bfloat16 a number before it is rounded to FP8 is off by a deviation d of its row's root mean square. Two of FP8 lie up to
+# an eighth of a number apart: one that is e off becomes the next one with a share of e / (|x| / 8), and is then off by |x| / 8.
+# That is a mean square of E|e| E|x| / 8, 0.08 d of a row's own. A GPU's kernel has a scale of its own as well, the largest
+# number over 448 and not the power of two above that: so two roundings differ, each of a mean square of (1/8)**2 / 12 for
+# numbers between 1 and 2, whose own is 7 / 3. A score is off by 4 of its deviations, as a logit.
+_FP8_MOVED, _FP8_ROUNDING = 0.08, (1 / 8) ** 2 / 12 / (7 / 3)
 
 # Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0
@@ -129,6 +135,13 @@ def bfloat16(model: str) -> Bounds:
         roundings += draft * (2 + of_branch[1] * gain**2)
     deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
     return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.25, tie_share=0.75)
+
+
+def index_within(bounds: Bounds) -> tuple[float, float, float]:
+    """How far off the index scores of an engine with these bounds may be, as the reference has it (reference/layers.py)."""
+    if bounds is FLOAT32:
+        return INDEX_PRODUCT, INDEX_NUMBER, 0.0
+    return INDEX_PRODUCT, INDEX_NUMBER, 4 * (2 * _FP8_ROUNDING + _FP8_MOVED * bounds.relative / 6) ** 0.5
 
 
 def bounds_of(dtype: Dtype, model: str) -> Bounds:

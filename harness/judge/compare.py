@@ -25,7 +25,7 @@ from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
 from eagletwin.reference.layers import round_to_fp8
 
-from .bounds import INDEX_NUMBER, Bounds, kv_parts
+from .bounds import FLOAT32, INDEX_NUMBER, Bounds, kv_parts
 from .choices import Ranked
 
 # In the order of data flow within one scheduler iteration.
@@ -46,6 +46,15 @@ _COMPRESSED = (
     ("index key", True),
 )
 E4M3_ROUNDING, E4M3_SMALLEST = 2.0**-4, 2.0**-17
+
+
+def _rounded_as(stored: Array, wanted: Array) -> Array:
+    """Of rows [.., W]: the numbers that are nearest to the stored ones of those that FP8 may make of the wanted ones, by any
+    scale."""
+    off = E4M3_ROUNDING * np.abs(wanted) + E4M3_SMALLEST * np.abs(wanted).max(-1, keepdims=True)
+    nearest: Array = np.clip(stored, wanted - off, wanted + off)
+    return nearest
+
 
 # The phase in which what a record holds was made. A forward and what it left have the same.
 PHASE_OF: dict[str, Phase] = {
@@ -381,7 +390,9 @@ class Compare:
         for name, end in zip(("latent vector", "turned key", "index key"), self._latent, strict=False):
             part, begin = slice(begin, end), end
             wanted, stored = expected[..., part], actual[..., part]
-            if name == "index key":
+            if name == "index key" and self._bounds is not FLOAT32:
+                wanted = _rounded_as(stored, wanted)
+            elif name == "index key":
                 exact, either = (part.numpy() for part in round_to_fp8(torch.from_numpy(wanted), INDEX_NUMBER))
                 smallest = INDEX_NUMBER * np.abs(wanted).max(-1, keepdims=True)  # what the smallest codes are off by
                 wanted = np.where(np.abs(stored - exact) <= either + smallest, stored, exact)
@@ -403,9 +414,7 @@ class Compare:
             if end <= window:
                 wanted = np.where((stored == GONE).all((1, 3, 4), keepdims=True), GONE, wanted)
             if rounded:
-                largest = np.abs(wanted).max(-1, keepdims=True)
-                off = E4M3_ROUNDING * np.abs(wanted) + E4M3_SMALLEST * largest
-                wanted = np.clip(stored, wanted - off, wanted + off)
+                wanted = _rounded_as(stored, wanted)
 
             def named(n: int, name: str = name) -> str:
                 return f"{row(n)}, {name}"

@@ -17,7 +17,7 @@ from eagletwin.reference.eagle import Head
 from eagletwin.reference.experts import BIAS, CHOSEN, WITHIN
 from eagletwin.reference.sizes import LlamaShape
 
-from .bounds import INDEX_NUMBER, INDEX_PRODUCT, Bounds
+from .bounds import Bounds, index_within
 
 # Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
 #
@@ -113,11 +113,13 @@ class RoutedRows:
 class Routed:
     """What the rows of a trace went to.
 
-    steps  choices of each of draft decode's rows, by request, round and step
-    again  requests of which a row was computed twice, and made other choices: no one reference has both
+    within  how far off the difference of two scores of experts may be, as a share of the largest; index_within: index scores
+    steps   choices of each of draft decode's rows, by request, round and step
+    again   requests of which a row was computed twice, and made other choices: no one reference has both
     """
 
     within: float
+    index_within: tuple[float, float, float]
     rows: dict[str, RoutedRows]
     steps: dict[tuple[str, int, int], list[Choice]]
     again: set[str]
@@ -154,7 +156,7 @@ class Routed:
         if shape.index is not None:
             indexers = [name.removesuffix("wk.weight") for name in weights if name.endswith(_INDEXER)]
             rows = [None if row is None else row.get("chosen") for row in found]
-            within = torch.tensor([INDEX_PRODUCT, INDEX_NUMBER], dtype=torch.float64)
+            within = torch.tensor(self.index_within, dtype=torch.float64)
             given |= _of_layers(indexers, rows, (shape.index.chosen, -1, 1 << 31), within)
         return given
 
@@ -176,9 +178,9 @@ def _of_layers(
     return of_layer | {f"{prefix}{WITHIN}": within for prefix in prefixes}
 
 
-def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: int) -> Routed:
-    """What a trace says. within: how far off the difference of two scores may be, as a share of the largest."""
-    found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: int) -> Routed:
+    """What a trace says."""
+    found = Routed(bounds.tie, index_within(bounds), {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
     of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
     for number, record in enumerate(trace.header.records):
         names = [name for name in ("experts", "chosen") if name in record.tensors]
@@ -189,6 +191,9 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], within: float, ahead: in
         replay = replays[record.request]
         if record.stage == "draft.decode":
             found.steps[record.request, record.round, record.step] = chosen
+            continue
+        if record.stage == "draft":  # its steps ran in a graph
+            found.steps |= {(record.request, record.round, step): [row] for step, row in enumerate(chosen, 1)}
             continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
         prefixes = of_stories[record.request][seen:]

@@ -212,7 +212,7 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
             raise ValueError(f"request {request.id} has {len(replay.tokens)} committed tokens; it can have {most} at most")
     routed = None
     if ties == "as the trace":
-        routed = routed_of(trace, by_request, bounds_of(dtype, case.model).tie, model.ahead)
+        routed = routed_of(trace, by_request, bounds_of(dtype, case.model), model.ahead)
         for name in routed.again:
             by_request[name].rerouted = True
     nudge = ties if isinstance(ties, Nudge) else None

@@ -1,18 +1,24 @@
 """Rows that attend to chosen rows (DSA): SGLang's own worker is equal but for a live bug, and a fault in each part is named."""
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from eagletwin.cases.ledger import LEDGER, remedies_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.sglang.taps.inner import CapturedChoices
 from eagletwin.harness.families.dimensions.dimension import tokens
+from eagletwin.harness.families.valid import not_driven
 from eagletwin.harness.judge.judge import judge
 
-from ..rows import spread
+from ..rows import long, spread
 from .changes import changed, last_of
-from .conftest import Runner
+from .conftest import Runner, in_mode
 
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer"
 BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
@@ -179,3 +185,85 @@ def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
     target, match, replacement, rule = FAULTS[fault]
     trace, verdict = run(chain, *REMEDY, Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+# 128 rows are chosen in bfloat16, which moves scores: a choice within that bound is followed, and no other.
+
+WIDE = Case(
+    name="chosen-wide",
+    model="deepseek-dsa-wide",
+    num_steps=3,
+    page_size=64,
+    chunked_prefill_size=512,
+    requests=(Request(id="a", prompt=tokens(3, 150, 96), max_new_tokens=6),),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=1024)),
+)
+
+
+@pytest.fixture(scope="module")
+def in_bfloat16(host: Host) -> object:
+    with in_mode(host, Mode(dtype="bfloat16")) as other:
+        yield other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "",
+        *long(
+            "the rows with the lowest scores are chosen",
+            "keys of another position are scored",
+            "queries are not turned by Hadamard's matrix",
+            "verify takes the choice of another node",
+        ),
+    ],
+)
+def test_choices_of_bfloat16_are_judged(in_bfloat16: Host, tmp_path: Path, fault: str) -> None:
+    target, match, replacement, rule = FAULTS[fault] if fault else ("", "", "", "")
+    edits = (*REMEDY, Edit(target=target, match=match, replacement=replacement)) if fault else REMEDY
+    trace = in_bfloat16.engine(WIDE, (Patch(name="planted", edits=edits),)).run(WIDE, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged" if fault else "equal", rule), (verdict, trace.header.ending)
+
+
+def test_what_a_graph_holds_of_choices_is_read_after_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the graph that was replayed alone, as it wrote them anew."""
+
+    class Graph:
+        def __init__(self) -> None:
+            self.writes: list[torch.Tensor] = []
+
+        def capture_begin(self) -> None:
+            pass
+
+        def replay(self) -> None:
+            for kept in self.eagletwin_chosen:  # type: ignore[attr-defined]
+                kept += 10
+
+    choices = CapturedChoices()
+    choices.watch(Graph)
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    choices.note(torch.tensor([[7]]))  # a warm-up
+    capturing, graphs = True, (Graph(), Graph())
+    for number, graph in enumerate(graphs):
+        graph.capture_begin()
+        choices.note(row := torch.tensor([[number]]))
+        row += 100  # it is a copy that is kept
+        choices.note(torch.tensor([[number + 5]]))
+        choices.note(None)
+    assert choices.take() == []
+    graphs[1].replay()
+    assert [rows.tolist() for rows in choices.take()] == [[[11]], [[16]]]
+    assert choices.take() == []
+
+
+def test_what_a_gpu_does_not_run_is_named(chain: Case) -> None:
+    for case, dtype, why in (
+        (chain, "bfloat16", "deepseek-dsa on a GPU: FlashMLA's prefill takes a multiple of 128 chosen rows"),
+        (WIDE, "float32", "deepseek-dsa-wide on a GPU: FlashMLA's kernels know bfloat16 alone there"),
+        (WIDE, "bfloat16", ""),
+    ):
+        assert not_driven(case, Mode(device="cuda", graphs=(1, 2), overlap=True, dtype=dtype)).startswith(why), dtype
+        assert bool(why) == bool(not_driven(case, Mode(device="cuda", dtype=dtype)))

@@ -221,7 +221,8 @@ def test_the_least_is_named_that_is_to_be_left_out_of_a_mode() -> None:
         "qwen3-moe-eagle3 without --device)",  # no graphs, and no FlashInfer
         "deepseek-v4 without --tp and without --attention)",  # and those of Gemma-4
         "qwen3-next-nextn without --tp and without --dtype and without --attention)",
-        "deepseek-dsa without --tp and without --dtype and without --device)",
+        "deepseek-dsa without --tp and without --device)",
+        "deepseek-dsa-wide without --tp)",
     }
 
 

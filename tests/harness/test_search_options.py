@@ -187,6 +187,11 @@ def test_two_features_that_no_case_has_are_named() -> None:
         options.check()
 
 
+def test_a_type_that_a_model_needs_is_named() -> None:
+    with pytest.raises(InputError, match=r"no generated case has --only deepseek-v4\n(?s:.*)give --dtype bfloat16"):
+        SearchOptions(only=("deepseek-v4",)).check()
+
+
 @pytest.mark.long
 def test_a_feature_that_no_case_has_in_a_mode_is_named_with_the_mode() -> None:
     with pytest.raises(InputError, match=r"no generated case has --only plain-decode with --tp 2\n"):

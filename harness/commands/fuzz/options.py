@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
@@ -90,8 +92,13 @@ class SearchOptions:
                 raise nothing_run(
                     (f"no generated case has {named}" if named else "no generated case runs")
                     + (f" with {mode}" if mode else ""),
-                    "leave one of these options out, or write the case yourself (docs/reference/case.md)",
+                    "give --dtype bfloat16: the kernels of its models know no float32"
+                    if self._in_bfloat16()._has_block(chosen)
+                    else "leave one of these options out, or write the case yourself (docs/reference/case.md)",
                 )
+
+    def _in_bfloat16(self) -> "SearchOptions":
+        return replace(self, run=replace_fields(self.run, mode=replace_fields(self.run.mode, dtype="bfloat16")))
 
     def _has_block(self, constraints: Sequence[tuple[str, str, str]]) -> bool:
         """Whether a case is generated that meets these: an option, its field, and a feature each."""

@@ -125,8 +125,7 @@ DIMENSIONS = (
         key="sparse",
         kind="sparse",
         refusals=lambda case: iter(()) if RECIPES[case.model].target.index is None else _untried(case),
-        modes=dict.fromkeys(("dtype", "tp", "pp", "dp"), "not tried")
-        | {"device": "FlashMLA's prefill takes a multiple of 128 chosen rows, and this recipe chooses 8"},
+        modes=dict.fromkeys(("tp", "pp", "dp"), "not tried"),
     ),
     _of_recipes(
         "compressed rows",

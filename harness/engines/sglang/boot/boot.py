@@ -166,7 +166,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     stage = single_rank.stage_of(mode, rank) if mode.pp > 1 else 0
     workers.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
     ranks = workers.ranks_of(scheduler_module.Scheduler, rank)
-    with cuda.watch_captures(mode, frozen=recipe.frozen):
+    with cuda.watch_captures(mode, frozen=recipe.frozen, indexed=recipe.target.index is not None):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     if recipe.target.states and not hasattr(scheduler.req_to_token_pool, "mamba_allocator"):
         raise NotDriven("layers that keep a state: this release has no allocator of their slots (0.5.13 and later have)")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,7 +21,7 @@ from eagletwin.harness.engines.inside import changes, patches
 
 from ..graphs import install
 from ..stand_ins import stubs
-from ..taps.inner import CAPTURES
+from ..taps.inner import CAPTURES, CHOICES
 
 # Packages of a whole installation of SGLang that no case calls, and that a host may lack. Where one is there, it is used.
 _SPARE: tuple[str, ...] = (
@@ -38,6 +39,7 @@ _NATIVE = (
 def prepare(shims: list[str], mode: Mode) -> None:
     """Before SGLang is imported."""
     changes.watch_graphs(torch.cuda.CUDAGraph)
+    CHOICES.watch(torch.cuda.CUDAGraph)
     missing = absent(*_SPARE)
     stubs.install(gpu=missing)
     _leave_models_out()
@@ -100,9 +102,9 @@ def captured_batch_sizes(scheduler: Any) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
+def watch_captures(mode: Mode, *, frozen: bool, indexed: bool) -> Iterator[None]:
     """While a scheduler is built: note what its graphs hold. frozen: its draft reads the target's rows, and so has a worker of
-    its own."""
+    its own; indexed: indexers choose rows."""
     if not mode.graphs:
         yield
         return
@@ -120,10 +122,25 @@ def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
         return result
 
     drafting.select_top_k_tokens = capture
-    try:
+    with _noted_choices() if indexed else contextlib.nullcontext():
+        try:
+            yield
+        finally:
+            drafting.select_top_k_tokens = original
+
+
+@contextlib.contextmanager
+def _noted_choices() -> Iterator[None]:
+    indexer: Any = importlib.import_module("sglang.srt.layers.attention.dsa.dsa_indexer").Indexer
+    original = indexer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        CHOICES.note(result)
+        return result
+
+    with patch.object(indexer, "forward", forward):
         yield
-    finally:
-        drafting.select_top_k_tokens = original
 
 
 # Experts in float32 on a GPU, for which SGLang's kernels are not written: what is changed so that they compute in float32.

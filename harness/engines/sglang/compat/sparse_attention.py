@@ -9,6 +9,7 @@ recipes with an indexer on a CPU. Seen on 0.5.23.
 
 import functools
 import importlib
+import os
 import sys
 import types
 from typing import Any
@@ -60,6 +61,7 @@ _EDITS = (
 
 def run_on_cpu(shims: list[str]) -> None:
     """Before the arguments of a server are resolved. Raises NotDriven for a release of which this is not known."""
+    os.environ.update(SGLANG_FP8_PAGED_MQA_LOGITS_TORCH="1", SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD="0")
     indexer: Any
     attention: Any
     hook: Any

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
-from eagletwin.harness.engines.inside.blame import Wraps
+from eagletwin.harness.engines.inside.blame import Wraps, hand_on
 
 from ..compat import attention, dp_attention
 from ..graphs import install
@@ -58,6 +58,42 @@ class Captures:
 
 
 CAPTURES = Captures()
+
+
+class CapturedChoices:
+    """Rows that indexers choose in CUDA graphs. A graph makes a copy of what each of its indexers returned, and each replay
+    writes that copy anew."""
+
+    def __init__(self) -> None:
+        self._replayed: list[Tensor] = []
+        self._captured: list[Tensor] = []
+
+    def watch(self, graphs: Any) -> None:
+        """Follow the graphs of this class (torch.cuda.CUDAGraph). Called before any is captured."""
+        begin, replay = graphs.capture_begin, graphs.replay
+
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            hand_on(begin, graph, *args, **kwargs)
+            self._captured = graph.eagletwin_chosen = []
+
+        def noted_replay(graph: Any) -> None:
+            self._replayed += getattr(graph, "eagletwin_chosen", ())
+            hand_on(replay, graph)
+
+        graphs.capture_begin, graphs.replay = capture_begin, noted_replay
+
+    def note(self, result: Tensor | None) -> None:
+        """An indexer returned this [n, K]. Warm-up runs, before a capture, are of no use."""
+        if result is not None and torch.cuda.is_current_stream_capturing():
+            self._captured.append(result.clone())
+
+    def take(self) -> list[Array]:
+        """Of the graphs that were replayed since this was last called, in the order of their indexers."""
+        found, self._replayed = [snapshot(rows) for rows in self._replayed], []
+        return found
+
+
+CHOICES = CapturedChoices()
 
 
 # what a layer finds -> its name on a model runner
@@ -142,11 +178,12 @@ class Inner:
         if not self._now.requests:
             return call(batch, *args, **kwargs)
         draft, count = self._now.drafting(), len(self._now.requests)
+        CHOICES.take()
         result = call(batch, *args, **kwargs)
         if self._of.tapes:
             draft.grown(result)
             return result
-        draft.note_replay(result)
+        draft.note_replay(result, CHOICES.take())
         if self._of.topk > 1:  # no number of steps changes then
             draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graphs[0].bs), count, self._of.topk)
         return result
@@ -185,8 +222,10 @@ class Inner:
         if not self._now.requests or mode.is_idle():
             return call(batch, *args, **kwargs)
         forward = self._begin_forward(layer, batch)
+        CHOICES.take()
         try:
             result = call(batch, *args, **kwargs)
+            forward.chosen += CHOICES.take()
             if self.states and (target or mode.is_decode()):
                 forward.note_result(result.logits_output.hidden_states)
             if target and mode.is_target_verify():

@@ -95,6 +95,7 @@ class DraftPass:
     selected    [b, D - 1] candidates that became nodes
     candidates  of each step: all tokens and their scores, [b, ..] each; of a tree only
     consumed    [b, (S - 1) * topk] tokens of the frontiers; of a tree in a graph only, where no forward shows them
+    chosen      of each step in a graph, rows that it attends to [b, K], of a model with an indexer
     """
 
     decodes: int = 0
@@ -105,6 +106,7 @@ class DraftPass:
     selected: Array = field(default_factory=lambda: np.empty(0))
     candidates: list[tuple[Array, Array]] = field(default_factory=list)
     consumed: Array | None = None
+    chosen: list[Array] = field(default_factory=list)
 
     def begins(self) -> int:
         """A forward of draft decode begins: its step. A plain language model proposes d[1] from the row of the bonus token."""
@@ -125,9 +127,9 @@ class DraftPass:
         """draft_forward returned this, run by Python: (parents, selected, tokens). A parent is -1 for the root."""
         self.expanded, self.selected = snapshot(result[0])[:, 1:].astype(np.int64), snapshot(result[1])
 
-    def note_replay(self, result: Any) -> None:
-        """The graph of draft decode returned the same three."""
-        self.in_graph = True
+    def note_replay(self, result: Any, chosen: list[Array]) -> None:
+        """The graph of draft decode returned the same three. chosen: of each forward in it, what its indexer chose."""
+        self.in_graph, self.chosen = True, chosen
         self.expanded, self.selected = snapshot(result[0])[:, 1:], snapshot(result[1])
 
     def tree_of(self, n: int, of: Speculation) -> dict[str, Array]:

@@ -267,6 +267,8 @@ class Taps:
                 tensors["hole_kv"] = scratch.holes[n]
             if draft.consumed is not None:
                 tensors["consumed"] = draft.consumed[n]
+            if draft.chosen:
+                tensors["chosen"] = np.sort(np.stack([rows[n] for rows in draft.chosen]), -1)[:, None]
             self.writer.add(request, "draft", 0, {"seq_len": lengths[n]} | numbers, tensors)
 
     def _trees(self, result: Any, lengths: list[int]) -> list[dict[str, Array]]:
