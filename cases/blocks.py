@@ -188,6 +188,7 @@ _PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those i
 # What graphs are captured for: sizes to which most batches are padded, too
 GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
 PREFILL_GRAPHS = (16, 64)
+_BACKEND = 0.5  # of all blocks, where another backend of attention is drawn, too
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
@@ -332,6 +333,8 @@ class SearchConstraints:
               aborts between the two, unless requests are to ask for something
     stages, engine  as in Block
     production  whether most blocks have graphs, overlap and the branches of CUDA
+    beside    recipes that are drawn though no search has them unless it is asked for; and backends of attention, which half of
+              all blocks have then
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -343,6 +346,7 @@ class SearchConstraints:
     overlap: bool = False
     stages: int = 1
     production: bool = False
+    beside: tuple[str, ...] = ()
     engine: Engine = "sglang"
 
 
@@ -380,7 +384,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     if number >= AGAIN:
         return replace(block_of(seed, number % AGAIN, asked), number=number)
-    turns, random, guided = _turns(asked.engine), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
+    turns, random, guided = _turns(asked), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == "sglang" else {}
@@ -445,6 +449,8 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
             "cuda_branches": random.random() < _OFTEN,
         }
         drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
+    if (backends := [name for name in asked.beside if name not in RECIPES]) and random.random() < _BACKEND:
+        drawn |= {"attention_backend": random.choice(backends)}
     whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
     more: list[dict[str, Any]] = [{"prefill_graphs": PREFILL_GRAPHS}, {"attention_backend": "fa3"}]
     alone = [{name: value} for name, value in (whole | more[1]).items()]
@@ -463,10 +469,10 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
     return both[::-1] if first else both
 
 
-def _turns(engine: Engine) -> list[str]:
+def _turns(asked: SearchConstraints) -> list[str]:
     """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several."""
-    common = [recipe for recipe in RECIPES.values() if not family_of(recipe).asked_for]
-    driven = [recipe for recipe in common if runs_on(recipe, engine)]
+    drawn = [recipe for recipe in RECIPES.values() if recipe.name in asked.beside or not family_of(recipe).asked_for]
+    driven = [recipe for recipe in drawn if runs_on(recipe, asked.engine)]
     return [recipe.name for recipe in driven for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 

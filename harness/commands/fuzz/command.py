@@ -123,11 +123,13 @@ def search(
             log_progress(measured.text)
         if watched is None:
             log_progress(_first_words(options, source.called))
+        from eagletwin.harness.check.known import cases_of_change
+
         from .corpus import Corpus
 
         corpus = Corpus(source)
         if past is None:
-            further = watched.recent if watched is not None else ()
+            further = (*(watched.recent if watched is not None else ()), *cases_of_change(source, options.run))
             options = replace(options, first=corpus.cases(options.constraints.wanted, further))
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import Explained, KnownBugMatcher, may_show
+from eagletwin.harness.check.known import Explained, KnownBugMatcher, entry_of_case, may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
 from eagletwin.harness.core.records import accept_lengths
@@ -89,15 +89,16 @@ class BlockRunner:
         )
 
     def _first(self, ran: Collection[Case]) -> Iterator[CaseSeen | Unstarted]:
-        """The cases that the search begins with, apart from these. Those of one configuration share an engine."""
-        alike = dict[Case, list[Case]]()
+        """The cases that the search begins with, apart from these. Those of one configuration share an engine. A case of the
+        ledger is judged as its entry is."""
+        alike, run = dict[tuple[Case, View], list[Case]](), self._matcher.run
         for case in self._plan.first:
-            alike.setdefault(case.configuration(), []).append(case)
-        for cases in alike.values():
+            entry = entry_of_case(case, run.mode) if run.view == DECLARED_VIEW else None
+            alike.setdefault((case.configuration(), entry.within if entry is not None else run.view), []).append(case)
+        for (_, view), cases in alike.items():
             events = tuple(event for case in cases for event in case.events)
             requests = tuple(request for case in cases for request in case.requests)
             probe = replace(cases[0], events=events, requests=requests)
-            view = self._matcher.views(probe)[0]
             for case in cases:
                 if case in ran:
                     continue

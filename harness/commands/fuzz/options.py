@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
@@ -15,7 +17,7 @@ from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families.valid import runs_in
 
 from ..options import MAX_CASES, MINUTES, SHRINK_MINUTES, nothing_run
-from .coverage import feature_filter, held_by, sampling_of
+from .coverage import Measured, feature_filter, held_by, mode_for, sampling_of
 
 # The feature without which a view changes nothing.
 _OF_VIEW = {"true_tree": "trees", "committed": "layers", "shifted": "plain-draft"}
@@ -51,6 +53,7 @@ class SearchOptions:
     explain    whether the effect of a right change is shown
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
     base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
+    beside     as in SearchConstraints: of no option, what a change is in asks for it (`for_change`)
     first      cases that the search begins with: of no option, they ran the change before (corpus.py)
     """
 
@@ -67,6 +70,7 @@ class SearchOptions:
     run: RunSpec = DEFAULT_RUN
     unknown: tuple[str, ...] = ()
     base: str = ""
+    beside: tuple[str, ...] = ()
     first: tuple[Case, ...] = ()
     out: Path = Path("eagletwin-runs")
 
@@ -116,7 +120,18 @@ class SearchOptions:
             stages=mode.pp,
             production=mode.engine == "sglang" and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
             engine=mode.engine,
+            beside=self.beside,
         )
+
+    def for_change(self, measured: Measured) -> "SearchOptions":
+        """The same for a search of this change: where a changed statement runs in cases alone that no search has unless it is
+        asked for, it has them; in bfloat16, if nothing else runs the change, and that is their only data type."""
+        mode, names = self.run.mode, measured.rare
+        modes = {mode_for(name, mode) for name in names}
+        if measured.only_rare and len(modes) == 1:
+            mode = modes.pop()
+        beside = tuple(name for name in names if mode_for(name, mode) == mode)
+        return replace(self, beside=beside, run=replace_fields(self.run, mode=mode))
 
     def _probe_filter(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""
