@@ -103,9 +103,14 @@ class BlockRunner:
                 if case in ran:
                     continue
                 try:
-                    yield self._case(NO_BLOCK, case, view, self._matcher.present(probe, view), ())
+                    yield self._case(NO_BLOCK, case, view, self._present(case, probe, view), ())
                 except WouldNotStart as error:
                     yield Unstarted(case, " ".join(error.cause.split()), error.ours)
+
+    def _present(self, case: Case, probe: Case, view: View) -> tuple[Entry, ...]:
+        """What a case is mended for. An entry's own case is right with the fix of that bug alone: another one's may hide it."""
+        found, entry = self._matcher.present(probe, view), entry_of_case(case, self._matcher.run.mode)
+        return found if entry is None else tuple(one for one in found if one in (entry, entry.behind))
 
     def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""
