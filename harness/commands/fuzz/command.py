@@ -118,9 +118,14 @@ def search(
         zygote.start()  # it imports SGLang while this process reads the change and imports torch
         from .coverage import change_in
 
-        measured = change_in(source, options.run.patches)
+        measured, mode = change_in(source, options.run.patches), options.run.mode
+        options = options.for_change(measured) if past is None else options
+        if options.run.mode != mode:
+            zygote.close()
+            zygote = stack.enter_context(Zygote(source, options.run.mode))
+            zygote.start()
         if measured.text:
-            log_progress(measured.text)
+            log_progress(f"{measured.text}{options.drawn_too}")
         if watched is None:
             log_progress(_first_words(options, source.called))
         from eagletwin.harness.check.known import cases_of_change

@@ -12,8 +12,9 @@ from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import runs_in
 
 from ..options import MAX_CASES, MINUTES, SHRINK_MINUTES, nothing_run
@@ -125,13 +126,18 @@ class SearchOptions:
 
     def for_change(self, measured: Measured) -> "SearchOptions":
         """The same for a search of this change: where a changed statement runs in cases alone that no search has unless it is
-        asked for, it has them; in bfloat16, if nothing else runs the change, and that is their only data type."""
+        asked for, it has them; in another data type, if nothing else runs the change."""
         mode, names = self.run.mode, measured.rare
         modes = {mode_for(name, mode) for name in names}
-        if measured.only_rare and len(modes) == 1:
-            mode = modes.pop()
+        mode = modes.pop() if measured.only_rare and len(modes) == 1 else mode
         beside = tuple(name for name in names if mode_for(name, mode) == mode)
         return replace(self, beside=beside, run=replace_fields(self.run, mode=mode))
+
+    @property
+    def drawn_too(self) -> str:
+        """What a change has added, as the end of a sentence."""
+        dtype = f" in {self.run.mode.dtype}" if set(self.beside) & {*RECIPES} and self.run.mode.dtype != CPU.dtype else ""
+        return f"; with {' and '.join(self.beside)}{dtype}, which run it" if self.beside else ""
 
     def _probe_filter(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""
