@@ -117,7 +117,8 @@ def search(
     with ExitStack() as stack:
         zygote, measured, options = _start(stack, source, options, resumed=past is not None)
         if watched is None:
-            log_progress(_first_words(options, source.called))
+            title = f"{options.run.mode.title} {source.called}"
+            log_progress(f"importing {title}; then cases, for up to {options.minutes:g} min in all")
         from eagletwin.harness.check.known import cases_of_change
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder
@@ -157,7 +158,9 @@ def search(
         return _search(looking, options, workers, found, verbose=verbose, watched=watched)
 
 
-def _start(stack: ExitStack, options: "SearchOptions", *, resumed: bool) -> "tuple[Zygote, Measured, SearchOptions]":
+def _start(
+    stack: ExitStack, source: "Source", options: "SearchOptions", *, resumed: bool
+) -> "tuple[Zygote, Measured, SearchOptions]":
     """The process that imports SGLang, which goes on; what is changed, in a line; and the options for that."""
     from eagletwin.harness.engines.start import Zygote
 
@@ -175,10 +178,6 @@ def _start(stack: ExitStack, options: "SearchOptions", *, resumed: bool) -> "tup
     if measured.text:
         log_progress(f"{measured.text}{options.drawn_too}")
     return zygote, measured, options
-
-
-def _first_words(options: "SearchOptions", called: str) -> str:
-    return f"importing {options.run.mode.title} {called}; then cases, for up to {options.minutes:g} min in all"
 
 
 def _search(
