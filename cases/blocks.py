@@ -185,11 +185,12 @@ _THINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
-_PRODUCTION, _OFTEN, _PREFILL, _BACKEND = 3 / 4, 7 / 8, 1 / 8, 1 / 4  # of all blocks; of those in production
+_PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those in production
 # What graphs are captured for: sizes to which most batches are padded, too
 GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
 PREFILL_GRAPHS = (16, 64)
 BACKENDS = get_args(AttentionBackend)[1:]  # of attention, beside the usual one
+_BACKEND = 0.5  # of all blocks, where another backend of attention is drawn, too
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
@@ -335,6 +336,8 @@ class SearchConstraints:
               aborts between the two, unless requests are to ask for something
     stages, engine  as in Block
     production  whether most blocks have graphs, overlap and the branches of CUDA
+    beside    recipes that are drawn though no search has them unless it is asked for; and backends of attention, which half of
+              all blocks have then
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -346,6 +349,7 @@ class SearchConstraints:
     overlap: bool = False
     stages: int = 1
     production: bool = False
+    beside: tuple[str, ...] = ()
     engine: Engine = "sglang"
 
 
@@ -383,7 +387,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     if number >= AGAIN:
         return replace(block_of(seed, number % AGAIN, asked), number=number)
-    turns, random, guided = _turns(asked.engine), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
+    turns, random, guided = _turns(asked), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == "sglang" else {}
@@ -440,7 +444,7 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
     if not asked.production:
         return [{}]
     random = Random(f"{seed} {number} production")
-    drawn, backend = dict[str, Any](), dict[str, Any]()
+    drawn: dict[str, Any] = {}
     if random.random() < _PRODUCTION:
         drawn = {
             "graphs": random.choice(GRAPHS),
@@ -448,11 +452,12 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
             "cuda_branches": random.random() < _OFTEN,
         }
         drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
-        backend = {"attention_backend": random.choice(BACKENDS)} if random.random() < _BACKEND else {}
+    if (beside := [name for name in asked.beside if name not in RECIPES]) and random.random() < _BACKEND:
+        drawn |= {"attention_backend": random.choice(beside)}
     whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
     backends = [{"attention_backend": name} for name in BACKENDS]
     more = [whole | one for one in ({"prefill_graphs": PREFILL_GRAPHS}, *backends)]
-    return [drawn | backend, drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
+    return [drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
 
 
 def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:
@@ -467,10 +472,10 @@ def _in_production(block: Block, asked: SearchConstraints, production: Mapping[s
     return both[::-1] if first else both
 
 
-def _turns(engine: Engine) -> list[str]:
+def _turns(asked: SearchConstraints) -> list[str]:
     """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several."""
-    common = [recipe for recipe in RECIPES.values() if not family_of(recipe).asked_for]
-    driven = [recipe for recipe in common if runs_on(recipe, engine)]
+    drawn = [recipe for recipe in RECIPES.values() if recipe.name in asked.beside or not family_of(recipe).asked_for]
+    driven = [recipe for recipe in drawn if runs_on(recipe, asked.engine)]
     return [recipe.name for recipe in driven for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 

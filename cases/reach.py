@@ -9,6 +9,7 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import CPU, TITLES, Mode, mode_of_case
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.families.valid import admits, check_case, not_in_stages
 
 from .entry import Entry, Needs
@@ -45,6 +46,14 @@ def on_a_cpu(entry: Entry) -> Mode:
     if needs is None or needs.device not in ("", "cpu"):
         return replace(CPU, engine=entry.engine)
     return Mode(overlap=bool(needs.overlap), pp=needs.pp, engine=entry.engine)
+
+
+def case_in(entry: Entry, mode: Mode = CPU) -> Case | None:
+    """The entry's case as a search in this mode runs it, with overlap where the bug needs that. None: it is not reached."""
+    case = replace(entry.case, exercises=())
+    if mode.device == "cpu" and entry.needs is not None and entry.needs.overlap:
+        case = with_settings(case, overlap=True)
+    return None if why_unreachable(dataclasses.replace(entry, case=case), mode) else case
 
 
 def unreached_text(entry: Entry, mode: Mode = CPU) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ENTRIES, entries_in
-from eagletwin.cases.reach import why_unreachable
+from eagletwin.cases.reach import case_in, why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
@@ -191,6 +191,32 @@ class Suspected:
 
 _WITHIN = {entry.within for entry in ENTRIES.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 _UNDONE = [entry.revert for entry in ENTRIES.values() if entry.revert is not None]
+_OF_LEDGER = [*_UNDONE, *(entry.remedy for entry in ENTRIES.values() if entry.remedy is not None)]
+
+
+@cache
+def _own_cases(mode: Mode) -> dict[Case, Entry]:
+    each = ((case_in(entry, mode), entry) for entry in entries_in(mode.engine).values())
+    return {case: entry for case, entry in each if case is not None}
+
+
+def entry_of_case(case: Case, mode: Mode) -> Entry | None:
+    """The entry whose own case this is, as a search in this mode runs it."""
+    return _own_cases(mode).get(case)
+
+
+def cases_of_change(source: Source, run: RunSpec) -> list[Case]:
+    """The own cases of entries whose patch edits a function that the source changes, or a patch that is none of the ledger's:
+    they show a fix that is undone, and one that is made. First those of whose functions most are changed."""
+    watch = source.difference.watch if source.difference is not None else None
+    changed = set[str]() if watch is None else {*watch.differs.functions}
+    changed |= {name for patch in run.patches if patch not in _OF_LEDGER for name in patch.targets}
+    share = dict[Case, float]()
+    for case, entry in _own_cases(run.mode).items():
+        patch = entry.remedy or entry.revert
+        if patch is not None and not changed.isdisjoint(patch.targets):
+            share[case] = len(changed & patch.targets) / len(patch.targets)
+    return sorted(share, key=lambda case: -share[case])
 
 
 def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = False) -> str:

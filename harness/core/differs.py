@@ -175,7 +175,7 @@ class Changes(Struct):
 
     ran, executed  in how many cases each changed function and each changed statement ran; `of`: how many cases there were
     compared       cases that ran a changed statement and were run without the change, too; altered: those of them in which a
-                   recorded number was another one
+                   recorded number was another one; mends: live bugs of the base, of which the own case is right with the change
     """
 
     differs: Differs | None = None
@@ -184,6 +184,7 @@ class Changes(Struct):
     executed: dict[str, int] = {}
     compared: int = 0
     altered: int = 0
+    mends: tuple[str, ...] = ()
 
     def add(self, differs: Differs | None) -> None:
         if differs is not None:
@@ -224,7 +225,8 @@ class Changes(Struct):
         of = f"{count(self.compared, 'case')} that ran it and {'is' if self.compared == 1 else 'are'} right"
         if not self.altered:
             return f"It changed no recorded number in {of}."
-        return f"It changed recorded numbers in {self.altered} of {of}."
+        bugs = f" It mends {join_names(self.mends)}, whose own case is wrong without it." if self.mends else ""
+        return f"It changed recorded numbers in {self.altered} of {of}.{bugs}"
 
 
 def add_changes(counts: dict[str, Changes], changes: Iterable[Differs]) -> None:

@@ -10,15 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.harness.check.known import KnownBugMatcher
+from eagletwin.harness.check.known import KnownBugMatcher, cases_of_change
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz import corpus
 from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.effect import Effect
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import size
 from eagletwin.harness.commands.fuzz.watching import WatchedSearch, search_again
+from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
@@ -69,6 +71,40 @@ def _run(file: Path, package: str) -> dict[str, Any]:
 def test_a_case_in_which_the_base_records_the_same_shows_no_effect(host: Host, tmp_path: Path) -> None:
     assert effect(host, "25015").explain(tmp_path / "effect") is None
     assert not (tmp_path / "effect").exists()
+
+
+@pytest.mark.parametrize("entry", ["two-chunked", pytest.param("guidance-refused", marks=pytest.mark.long)])
+def test_a_search_of_a_live_bug_s_fix_names_the_bug_and_shows_its_effect(host: Host, tmp_path: Path, entry: str) -> None:
+    """The second one crashes without the fix."""
+    remedy = LEDGER[entry].remedy
+    assert remedy is not None
+    run = RunSpec(patches=(replace(remedy, name="fix"),))
+    first = tuple(cases_of_change(host.source, run))
+    options = SearchOptions(max_cases=len(first), shrink_minutes=0.1, run=run, first=first)
+    looking = Fuzz(Trials(host, run), tmp_path, options.plan)
+    assert [*looking.search()] == []
+    looking.compare_with_base(explain=True)
+    assert looking.tally.changes.mends == (entry,)
+    assert looking.effect is not None
+    assert looking.effect.paste == ("entry.py", "test_effect.py")
+    assert f"It mends {entry}, " in looking.tally.changes.effect
+
+
+def test_cases_of_each_configuration_are_compared_and_first_those_that_ran_what_few_ran(host: Host, tmp_path: Path) -> None:
+    looking = Fuzz(Trials(host, RunSpec()), tmp_path, SearchOptions().plan)
+    case = replace(LEDGER["25015"].case, exercises=(), name="drawn")
+    other, own = replace(case, page_size=2), replace(LEDGER["two-chunked"].case, exercises=())
+    for one, places in ((case, "a"), (case, "a"), (case, "a"), (other, "a"), (other, "ab"), (own, "a")):
+        differs = Differs(base="", functions=("f",), ran=("f",), executed=(*places,))
+        looking.count(CaseSeen(block=0, case=one, verdict=Verdict(status="equal"), numbers="1", differs=differs))
+    assert [(seen.case, len(seen.differs.executed)) for seen in looking._to_compare() if seen.differs] == [
+        (own, 1),
+        (other, 2),
+        (case, 1),
+        (case, 1),
+        (other, 1),
+        (case, 1),
+    ]
 
 
 @pytest.mark.long

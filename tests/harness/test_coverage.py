@@ -109,6 +109,32 @@ def test_a_search_says_first_what_is_changed_and_where_it_begins(tmp_path: Path)
     assert change_in(Source()).text == ""
 
 
+@pytest.mark.parametrize(
+    ("ran", "beside", "dtype"),
+    [
+        ({"a": 0b0001}, (), "float32"),  # a model that each search draws
+        ({"a": 0b0011}, (), "float32"),  # it runs this, too
+        ({"a": 0b0010, "b": 0b0001}, ("deepseek-dsa",), "float32"),
+        ({"a": 0b1010}, ("deepseek-dsa", "fa3"), "float32"),
+        ({"a": 0b0100}, ("deepseek-v4",), "bfloat16"),
+        ({"a": 0b0100, "b": 0b0001}, (), "float32"),  # one search has one data type
+    ],
+)
+def test_a_search_draws_what_it_has_only_where_asked_for_if_nothing_else_runs_a_changed_statement(
+    ran: dict[str, int], beside: tuple[str, ...], dtype: str
+) -> None:
+    models = [[("model", name)] for name in ("llama-tiny", "deepseek-dsa", "deepseek-v4")]
+    found = Measured([*models, [("model", "llama-tiny"), ("attention_backend", "fa3")]], ran)
+    options = SearchOptions().for_change(found)
+    assert (options.beside, options.run.mode.dtype) == (beside, dtype)
+    assert all(name in options.drawn_too for name in (*beside, *([dtype] if dtype != "float32" else [])))
+    assert bool(options.drawn_too) == bool(beside)
+    probes = [block.probe for block in islice(Steering(0, options.constraints, found).blocks(), 60 if beside else 0)]
+    drawn = {name for probe in probes for name in (probe.model, probe.engine.sglang.attention_backend)}
+    assert drawn >= {*beside}
+    assert len(drawn) > 5 or not beside
+
+
 def test_settings_that_all_cases_have_are_left_out(measurement: Coverage) -> None:
     assert measurement.settings
     assert all(any(number not in case for case in measurement.cases) for number in range(len(measurement.settings)))

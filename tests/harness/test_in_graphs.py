@@ -15,7 +15,8 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOW
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.inside import changes
+from eagletwin.harness.engines.blocks import OF
+from eagletwin.harness.engines.inside import changes, own_loader
 
 
 class Graph:
@@ -58,6 +59,31 @@ def test_a_statement_counts_where_its_graph_is_replayed() -> None:
         graph.replay()
         note("eager")
         assert changes.executed == {"built", "eager", *held}
+
+
+def test_a_block_counts_where_its_graph_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Another(Graph):
+        """Watched by nobody yet."""
+
+        def capture_begin(self, pool: object = None) -> None: ...
+
+        def capture_end(self) -> None: ...
+
+        def replay(self) -> None: ...
+
+    ran = {"file": {1}}
+    monkeypatch.setattr(own_loader, "_ran", ran)
+    monkeypatch.setenv(OF, "sglang")
+    changes.watch_graphs(Another)
+    graph = Another()
+    graph.capture_begin(pool=1)
+    ran["file"].add(2)
+    graph.capture_end()
+    assert ran == {"file": {1, 2}}
+    own_loader.forget_blocks()
+    assert ran == {"file": set()}
+    graph.replay()
+    assert ran == {"file": {2}}
 
 
 ENTRY = LEDGER["25015"]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.reach import case_in
 from eagletwin.harness.check import known
 from eagletwin.harness.check import trials as judging
 from eagletwin.harness.check.confirm import minimize_workarounds, needed_in
@@ -20,7 +21,9 @@ from eagletwin.harness.check.known import (
     Suspected,
     apart,
     candidates,
+    cases_of_change,
     entries_of,
+    entry_of_case,
     fewest,
     kind_of,
     may_be,
@@ -52,11 +55,31 @@ from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.engines.provision import releases
+from eagletwin.harness.engines.source import INSTALLED
 
 # Which bugs of the ledger a divergence is compared with. tests/engine/test_fuzz.py runs them.
 
 
 LIVE = LEDGER["retracted-chunk-tail"]
+
+
+@pytest.mark.parametrize("edited", ["two-chunked", "29354", "mixed-grammar"])
+def test_a_change_of_a_function_that_an_entry_patches_brings_the_entry_s_own_case(edited: str) -> None:
+    entry = LEDGER[edited]
+    patch = entry.remedy or entry.revert
+    assert patch is not None
+    cases = cases_of_change(INSTALLED, RunSpec(patches=(replace(patch, name="mine"),)))
+    found = [one.id for case in cases if (one := entry_of_case(case, CPU)) is not None]
+    assert edited in found
+    assert all((LEDGER[name].remedy or LEDGER[name].revert).targets & patch.targets for name in found)  # type: ignore[union-attr]
+    assert cases_of_change(INSTALLED, RunSpec(patches=(patch,))) == []  # the ledger's own, whose bug is to be found without
+
+
+def test_an_own_case_has_the_overlap_that_its_bug_needs_and_none_is_run_where_a_gpu_is_needed() -> None:
+    own = case_in(LEDGER["mixed-grammar"])
+    assert own is not None
+    assert own.engine.sglang.overlap
+    assert case_in(LEDGER["draft-plan"]) is None
 
 
 def ids(name: str, version: str, **run: object) -> list[str]:

@@ -21,6 +21,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import EXIT_USAGE, AlreadyReported, InputError, run_guarded
 from eagletwin.harness.core.files import cache_folder
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.difference import File, difference
 from eagletwin.harness.engines.host import WouldNotStart
@@ -277,7 +278,7 @@ def test_a_search_runs_them_before_its_first_block_and_not_what_ran_already(monk
 
     monkeypatch.setattr(BlockRunner, "_case", case)
     monkeypatch.setattr(BlockRunner, "run", lambda self, block, earlier: iter(earlier))
-    matcher: Any = SimpleNamespace(views=lambda case: ("declared",), present=lambda case, view: ())
+    matcher: Any = SimpleNamespace(run=DEFAULT_RUN, present=lambda case, view: ())
     runner = BlockRunner(matcher, SearchOptions(first=tuple(CASES[:3])).plan)
     before, own = (CaseSeen(block=of, case=case, verdict=EQUAL) for of, case in ((NO_BLOCK, CASES[2]), (0, CASES[3])))
     seen = list(runner.block(0, (before, own)))

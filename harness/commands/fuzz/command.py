@@ -32,7 +32,10 @@ from ..result import SearchFacts, emit_result, with_json
 
 if TYPE_CHECKING:
     from eagletwin.harness.engines.host import Host
+    from eagletwin.harness.engines.source import Source
+    from eagletwin.harness.engines.start import Zygote
 
+    from .coverage import Measured
     from .journal import Past
     from .options import SearchOptions
     from .pool import Workers
@@ -111,32 +114,25 @@ def search(
             f"--explain, and it is not known what SGLang {source.called} changes",
             "give a tree with uncommitted changes, a --patch or a --revert",
         )
-    from eagletwin.harness.engines.start import Zygote
-
     with ExitStack() as stack:
-        zygote = stack.enter_context(Zygote(source, options.run.mode))
-        zygote.start()  # it imports SGLang while this process reads the change and imports torch
-        from .coverage import change_in
-
-        measured = change_in(source, options.run.patches)
-        if measured.text:
-            log_progress(measured.text)
+        zygote, measured, options = _start(stack, source, options, resumed=past is not None)
         if watched is None:
-            log_progress(_first_words(options, source.called))
-        from .corpus import Corpus
-
-        corpus = Corpus(source)
-        if past is None:
-            further = watched.recent if watched is not None else ()
-            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
+            title = f"{options.run.mode.title} {source.called}"
+            log_progress(f"importing {title}; then cases, for up to {options.minutes:g} min in all")
+        from eagletwin.harness.check.known import cases_of_change
         from eagletwin.harness.check.trials import Trials
         from eagletwin.harness.core.files import alone, new_run_folder
         from eagletwin.harness.engines.host import Host
 
+        from .corpus import Corpus
         from .journal import JOURNAL, Journal
         from .pool import Actors
         from .search import Fuzz
 
+        corpus = Corpus(source)
+        if past is None:
+            further = (*(watched.recent if watched is not None else ()), *cases_of_change(source, options.run))
+            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
         host = Host(zygote)
         workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options, watched)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
@@ -162,8 +158,26 @@ def search(
         return _search(looking, options, workers, found, verbose=verbose, watched=watched)
 
 
-def _first_words(options: "SearchOptions", called: str) -> str:
-    return f"importing {options.run.mode.title} {called}; then cases, for up to {options.minutes:g} min in all"
+def _start(
+    stack: ExitStack, source: "Source", options: "SearchOptions", *, resumed: bool
+) -> "tuple[Zygote, Measured, SearchOptions]":
+    """The process that imports SGLang, which goes on; what is changed, in a line; and the options for that."""
+    from eagletwin.harness.engines.start import Zygote
+
+    mode = options.run.mode
+    zygote = stack.enter_context(Zygote(source, mode))
+    zygote.start()  # while this process reads the change and imports torch
+    from .coverage import change_in
+
+    measured = change_in(source, options.run.patches)
+    options = options if resumed else options.for_change(measured)
+    if options.run.mode != mode:
+        zygote.close()
+        zygote = stack.enter_context(Zygote(source, options.run.mode))
+        zygote.start()
+    if measured.text:
+        log_progress(f"{measured.text}{options.drawn_too}")
+    return zygote, measured, options
 
 
 def _search(

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import chain, combinations
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -25,14 +25,14 @@ from msgspec.structs import replace
 
 from eagletwin.cases.strategies import SMALL_TREE, TOPKS
 from eagletwin.cases.strategies import VALUES as FOCUS_VALUES
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import AttentionBackend, Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, Mode
 from eagletwin.harness.core.terminal import count, nearest
 from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
-from eagletwin.harness.families import FAMILIES, RECIPES, runs_on
+from eagletwin.harness.families import FAMILIES, RECIPES, family_of, runs_on
 from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.dimension import Dimension
 from eagletwin.harness.families.dimensions.production import DIMENSIONS as PRODUCTION
@@ -178,6 +178,17 @@ _MANY = 12  # functions that name one: a name that more have is no function's ow
 
 Setting = tuple[str, object]
 
+# What a search draws only where it is asked for, as a setting of cases: the name by which it is asked for.
+RARE: Mapping[Setting, str] = {
+    **{("model", name): name for name, one in RECIPES.items() if family_of(one).asked_for and runs_on(one, "sglang")},
+    **{("attention_backend", name): name for name in get_args(AttentionBackend) if name != CPU.attention},
+}
+
+
+def mode_for(name: str, mode: Mode = CPU) -> Mode:
+    """The mode in which something of RARE runs: the same, or with another data type."""
+    return mode if name not in RECIPES or runs_in(_smallest(name), mode) else replace(mode, dtype="bfloat16")
+
 
 class Coverage(Struct, frozen=True):
     """A measurement.
@@ -229,6 +240,22 @@ class Measured:
             f"--device cuda alone runs {join_names(gated)}" if gated else "",
         ]
         return f"changed: {'; '.join(filter(None, parts))}"
+
+    @property
+    def rare(self) -> tuple[str, ...]:
+        """What of RARE each measured case has that ran some changed statement, where no case without any ran it."""
+        found = [self._rare_of(cases) for cases in self.ran.values()]
+        return tuple(dict.fromkeys(name for names in found if "" not in names for name in names))
+
+    @property
+    def only_rare(self) -> bool:
+        """Whether that is so of all changed statements of which measured cases are known."""
+        return all("" not in self._rare_of(cases) for cases in self.ran.values())
+
+    def _rare_of(self, cases: int) -> list[str]:
+        """What of RARE these cases have; "" for one without."""
+        settings = (each for number, each in enumerate(self.cases) if cases >> number & 1)
+        return sorted({name for each in settings for name in [RARE[one] for one in each if one in RARE] or [""]})
 
     @property
     def topics(self) -> list[str]:

@@ -49,11 +49,11 @@ class Effect:
         found = self._on_base(case)
         if found is None:
             return None
-        fix = found.verdict.status == "diverged"
+        fix = found.signature is not None
 
         def shows(smaller: Case) -> bool:
             there = self._on_base(smaller) if time.monotonic() < self.until else None
-            return there is not None and (there.verdict.status == "diverged" or not fix)
+            return there is not None and (there.signature is not None or not fix)
 
         case = reduce_case(case, shows)
         shutil.rmtree(folder, ignore_errors=True)  # of a search that is resumed
@@ -71,7 +71,7 @@ class Effect:
             place=first.where,
             base=first.left,
             tree=first.right,
-            on_base=brief(verdict) if verdict.status == "diverged" else verdict.status,
+            on_base=brief(verdict),
             runs=self.runs,
             partial=time.monotonic() >= self.until,
             paste=pasted,
@@ -92,7 +92,7 @@ class Effect:
             right = self.matcher.trials((), DECLARED_VIEW).look_alone(case).clean
         except EagletwinError:  # a known bug keeps the engine from starting
             return None
-        return base.verdict if right and base is not None and base.verdict.status == "diverged" else None
+        return base.verdict if right and base is not None and base.signature is not None else None
 
     @property
     def _sides(self) -> dict[str, Trials]:
@@ -145,7 +145,7 @@ _TEST = '''\
 
 The scheduler and the speculative worker of this tree run one small case. eagletwin
 (`pip install eagletwin`) compares every number that they make on the way with a slow
-reference. {base} gives {index} {actual} in place of {expected} ({rule}).
+reference. {base} {shows} ({rule}).
 """
 
 import json
@@ -182,10 +182,9 @@ if __name__ == "__main__":
 def _write_pasted(folder: Path, case: Case, wrong: Verdict, base: str, patch: Patch | None) -> tuple[str, ...]:
     """Write both into the folder; their names. wrong: the base's verdict; patch: the fix; None: edits of functions cannot say
     it, and there is no entry."""
-    assert wrong.first is not None
     one = wrong.first
-    named = {"index": one.index, "actual": one.actual, "expected": one.expected, "rule": wrong.rule}
-    test = _TEST.format(base=base, case=literal(without_defaults(case)), **named)
+    shows = f"gives {one.index} {one.actual} in place of {one.expected}" if one is not None else "does not end it"
+    test = _TEST.format(base=base, case=literal(without_defaults(case)), shows=shows, rule=wrong.rule)
     (folder / TEST).write_text(test, encoding="utf-8")
     if patch is None:
         return (TEST,)

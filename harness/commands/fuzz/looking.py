@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import Explained, KnownBugMatcher, may_show
+from eagletwin.harness.check.known import Explained, KnownBugMatcher, entry_of_case, may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
 from eagletwin.harness.core.records import accept_lengths
@@ -89,22 +89,28 @@ class BlockRunner:
         )
 
     def _first(self, ran: Collection[Case]) -> Iterator[CaseSeen | Unstarted]:
-        """The cases that the search begins with, apart from these. Those of one configuration share an engine."""
-        alike = dict[Case, list[Case]]()
+        """The cases that the search begins with, apart from these. Those of one configuration share an engine. A case of the
+        ledger is judged as its entry is."""
+        alike, run = dict[tuple[Case, View], list[Case]](), self._matcher.run
         for case in self._plan.first:
-            alike.setdefault(case.configuration(), []).append(case)
-        for cases in alike.values():
+            entry = entry_of_case(case, run.mode) if run.view == DECLARED_VIEW else None
+            alike.setdefault((case.configuration(), entry.within if entry is not None else run.view), []).append(case)
+        for (_, view), cases in alike.items():
             events = tuple(event for case in cases for event in case.events)
             requests = tuple(request for case in cases for request in case.requests)
             probe = replace(cases[0], events=events, requests=requests)
-            view = self._matcher.views(probe)[0]
             for case in cases:
                 if case in ran:
                     continue
                 try:
-                    yield self._case(NO_BLOCK, case, view, self._matcher.present(probe, view), ())
+                    yield self._case(NO_BLOCK, case, view, self._present(case, probe, view), ())
                 except WouldNotStart as error:
                     yield Unstarted(case, " ".join(error.cause.split()), error.ours)
+
+    def _present(self, case: Case, probe: Case, view: View) -> tuple[Entry, ...]:
+        """What a case is mended for. An entry's own case is right with the fix of that bug alone: another one's may hide it."""
+        found, entry = self._matcher.present(probe, view), entry_of_case(case, self._matcher.run.mode)
+        return found if entry is None else tuple(one for one in found if one in (entry, entry.behind))
 
     def run(self, block: Block, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
         """The same of a block that was drawn."""

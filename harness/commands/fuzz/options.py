@@ -12,12 +12,13 @@ from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import runs_in
 
 from ..options import MAX_CASES, MINUTES, SHRINK_MINUTES, nothing_run
-from .coverage import feature_filter, held_by, sampling_of
+from .coverage import Measured, feature_filter, held_by, mode_for, sampling_of
 
 # The feature without which a view changes nothing.
 _OF_VIEW = {"true_tree": "trees", "committed": "layers", "shifted": "plain-draft"}
@@ -53,6 +54,7 @@ class SearchOptions:
     explain    whether the effect of a right change is shown
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
     base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
+    beside     as in SearchConstraints: of no option, what a change is in asks for it (`for_change`)
     first      cases that the search begins with: of no option, they ran the change before (corpus.py)
     """
 
@@ -69,6 +71,7 @@ class SearchOptions:
     run: RunSpec = DEFAULT_RUN
     unknown: tuple[str, ...] = ()
     base: str = ""
+    beside: tuple[str, ...] = ()
     first: tuple[Case, ...] = ()
     out: Path = Path("eagletwin-runs")
 
@@ -123,7 +126,23 @@ class SearchOptions:
             stages=mode.pp,
             production=mode.engine == "sglang" and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
             engine=mode.engine,
+            beside=self.beside,
         )
+
+    def for_change(self, measured: Measured) -> "SearchOptions":
+        """The same for a search of this change: where a changed statement runs in cases alone that no search has unless it is
+        asked for, it has them; in another data type, if nothing else runs the change."""
+        mode, names = self.run.mode, measured.rare
+        modes = {mode_for(name, mode) for name in names}
+        mode = modes.pop() if measured.only_rare and len(modes) == 1 else mode
+        beside = tuple(name for name in names if mode_for(name, mode) == mode)
+        return replace(self, beside=beside, run=replace_fields(self.run, mode=mode))
+
+    @property
+    def drawn_too(self) -> str:
+        """What a change has added, as the end of a sentence."""
+        dtype = f" in {self.run.mode.dtype}" if set(self.beside) & {*RECIPES} and self.run.mode.dtype != CPU.dtype else ""
+        return f"; with {' and '.join(self.beside)}{dtype}, which run it" if self.beside else ""
 
     def _probe_filter(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""

@@ -7,6 +7,7 @@ says what is known, and check/confirm.py makes sure. journal.py keeps what a sea
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
-from eagletwin.harness.check.known import KnownBugMatcher, entries_of, may_be, remedies_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of, entry_of_case, may_be, remedies_of
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.signature import Signature
@@ -30,12 +31,14 @@ from .looking import NO_BLOCK, CaseSeen, Unstarted
 from .options import Plan
 from .pool import BlockPool
 from .shrinking import Finding, ShrinkCallbacks, Shrinking
+from .steering import executed_places
 from .tally import LEAST, MOST_UNDECIDED, AsideFacts, EffectFacts, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
 _IN_VAIN = 100
 _NEWS = 5.0  # seconds between two lines of progress
 _COMPARED, _COMPARING = 40, 0.1  # cases that are run without the change, too, and the share of the search's time for them
+_ALIKE = 2  # of one configuration, whose engine takes longer than both, before those of another one
 
 
 @dataclass(slots=True)
@@ -217,7 +220,7 @@ class Fuzz:
         self.tally.add(seen)
         if self.corpus is not None:
             self.corpus.add(seen.case, seen.differs)
-        if seen.numbers and len(self._effects) < _COMPARED:
+        if seen.numbers:
             self._effects.append(seen)
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
         if seen.known or seen.signature is None:
@@ -251,24 +254,43 @@ class Fuzz:
         return finding
 
     def compare_with_base(self, *, explain: bool = False) -> None:
-        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ? explain: for as
-        long as a shrinking may take, until one is wrong without it; shrink that one, or the first in which they do."""
+        """Run cases that ran the change without it: do their numbers differ, and is a live bug gone? All of the ledger's own,
+        and others for a tenth of the search's time. explain: for as long as a shrinking may take, until one is wrong without
+        it; shrink that one, or the first in which they do."""
         altered: CaseSeen | None = None
         wrong: CaseSeen | None = None
+        base, changes = self.matcher.base, self.tally.changes
         until = time.monotonic() + max(self.plan.seconds * _COMPARING, self.plan.shrink_seconds * explain)
-        for seen in self._effects:
-            base = self.matcher.base
-            if base is None or time.monotonic() > until or (explain and wrong):
+        for seen in self._to_compare():
+            entry = entry_of_case(seen.case, self.trials.run.mode)
+            if base is None or (entry is None and (time.monotonic() > until or (explain and wrong))):
                 break
             trial = base.look(seen.case, remedies_of(entries_of(seen.mended)), seen.view)
-            if trial is not None and trial.numbers:
-                self.tally.changes.compared += 1
-                self.tally.changes.altered += trial.numbers != seen.numbers
-                altered = altered or (seen if trial.numbers != seen.numbers else None)
-                wrong = wrong or (seen if trial.verdict.status == "diverged" else None)
-        if explain and (shown := wrong or altered) is not None and self.matcher.base is not None:
+            if trial is None or not trial.numbers:
+                continue
+            changes.compared += 1
+            changes.altered += trial.numbers != seen.numbers
+            altered = altered or (seen if trial.numbers != seen.numbers else None)
+            if trial.signature is None or trial.verdict.undecided:
+                continue
+            wrong = wrong or seen
+            changes.mends += (entry.id,) if entry is not None else ()
+        if explain and (shown := wrong or altered) is not None and base is not None:
             until = time.monotonic() + self.plan.shrink_seconds
-            self.effect = Effect(shown, self.matcher, self.matcher.base, until).explain(self.folder / "effect")
+            self.effect = Effect(shown, self.matcher, base, until).explain(self.folder / "effect")
+
+    def _to_compare(self) -> list[CaseSeen]:
+        """The cases that are worth a run on the base, in their order: the ledger's own, and of each configuration two, those
+        that ran what fewest ran; then two more of each."""
+        often, of, place = Counter[str](), Counter[Case](), dict[int, tuple[bool, int, int]]()
+        for seen in self._effects:
+            often.update(executed_places(seen.differs))
+        for number, seen in enumerate(self._effects):
+            own = entry_of_case(seen.case, self.trials.run.mode) is not None
+            rarest = min(often[name] for name in executed_places(seen.differs))
+            place[number] = (not own, of[seen.case.configuration()] // _ALIKE, rarest)
+            of[seen.case.configuration()] += 1
+        return [self._effects[number] for number in sorted(place, key=lambda number: place[number])][:_COMPARED]
 
     @property
     def looked_enough(self) -> bool:

@@ -25,6 +25,7 @@ from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, Watc
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.changed_code import add_calls
 
+from . import own_loader
 from .blame import hand_on
 from .own_loader import NotedSource, SourceFinder
 
@@ -47,9 +48,10 @@ def watch_graphs(graphs: Any) -> None:
         hand_on(begin, self, *args, **kwargs)
         before.update(executed)
         executed.clear()
+        own_loader.begin_capture()
 
     def capture_end(self: Any) -> None:
-        self.eagletwin_executed = frozenset(executed)
+        self.eagletwin_executed, self.eagletwin_blocks = frozenset(executed), own_loader.end_capture()
         captured.update(executed)
         executed.update(before)
         before.clear()
@@ -57,6 +59,7 @@ def watch_graphs(graphs: Any) -> None:
 
     def noted_replay(self: Any) -> None:
         executed.update(self.eagletwin_executed)
+        own_loader.replay_blocks(self.eagletwin_blocks)
         hand_on(replay, self)
 
     graphs.capture_begin, graphs.capture_end, graphs.replay = capture_begin, capture_end, noted_replay

@@ -17,7 +17,7 @@ import os
 import sys
 import types
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ def note(body: list[ast.stmt], what: str | int, *, documented: bool = False) -> 
 # Called before the engine is imported, and by runner.py when a case is done.
 
 _ran: dict[str, set[int]] = {}  # file -> first lines of blocks that ran, here or before the fork
+_before: dict[str, set[int]] = {}  # the same of those that ran before the capture of a graph that goes on
 
 
 def note_blocks() -> None:
@@ -161,6 +162,27 @@ def forget_blocks() -> None:
     if OF in os.environ:
         for lines in _ran.values():
             lines.clear()
+
+
+def begin_capture() -> None:
+    """A CUDA graph's capture begins: what runs until its end counts where the graph is replayed."""
+    for file, lines in _ran.items():
+        _before[file] = set(lines)
+        lines.clear()
+
+
+def end_capture() -> dict[str, frozenset[int]]:
+    """What ran in the capture."""
+    held = {file: frozenset(lines) for file, lines in _ran.items() if lines}
+    for file, lines in _before.items():
+        _ran[file] |= lines
+    return held
+
+
+def replay_blocks(held: Mapping[str, Iterable[int]]) -> None:
+    """A graph is replayed whose capture ran these."""
+    for file, lines in held.items():
+        _ran[file].update(lines)
 
 
 def write_blocks(device: str) -> None:

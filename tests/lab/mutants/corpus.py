@@ -7,7 +7,7 @@ does not run leaves the case as it is, so such a case need not be run with it.
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from eagletwin.harness.check.known import KnownBugMatcher, with_workarounds
 from eagletwin.harness.commands.fuzz.looking import BlockRunner, CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE
 from eagletwin.harness.engines.host import Host
@@ -37,7 +37,7 @@ MODULES = (
     "sglang.srt.managers.scheduler_components.batch_result_processor",
 )
 
-_FIELDS = [name for name, ask in REQUEST_OPTIONS.items() if ask.draw is not None]
+FIELDS = [name for name, ask in REQUEST_OPTIONS.items() if ask.draw is not None]
 
 
 class Known(Struct, frozen=True):
@@ -62,7 +62,7 @@ class Known(Struct, frozen=True):
     def traits(self) -> frozenset[str]:
         """What kind of case it is: a mutant may show in one kind alone."""
         case, settings = self.case, self.case.engine.sglang
-        asked = [name for request in case.requests for name in _FIELDS if getattr(request, name, None)]
+        asked = [name for request in case.requests for name in FIELDS if getattr(request, name, None)]
         kinds = [f"{event.kind}" for event in case.events]
         flags = {
             "tree": case.topk > 1,
@@ -87,14 +87,30 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modul
     """Up to `each` equal cases of each of the first `blocks` blocks of a default search, and of the first `asking` blocks of a
     search for each thing that requests may ask for. modules: whose blocks are noted; of none, all that a process
     ran of the speculative workers since it began."""
+    searches = {told: (_asking(told), range(asking if told else blocks)) for told in ("", *FIELDS)}
+    return gather_blocks(source, CPU, seed, searches, each, modules)
+
+
+def _asking(told: str) -> SearchConstraints:
+    return SearchConstraints(asks=(told,) if told else (), production=True)
+
+
+def gather_blocks(
+    source: Source,
+    mode: Mode,
+    seed: int,
+    searches: Mapping[str, tuple[SearchConstraints, Iterable[int]]],
+    each: int,
+    modules: Sequence[str],
+) -> Iterator[Known]:
+    """The same of searches in this mode: of each what it is told, its constraints, and which of its blocks are run."""
     draw_from_seeds_alone()
-    with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(source=source) as host:
-        matcher = KnownBugMatcher(host, DEFAULT_RUN)
-        for told in ("", *_FIELDS):
-            asked = SearchConstraints(asks=(told,) if told else (), production=True)
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder, modules), Host(None, source, mode) as host:
+        matcher = KnownBugMatcher(host, replace(DEFAULT_RUN, mode=mode))
+        for told, (asked, numbers) in searches.items():
             plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
             looking = BlockRunner(matcher, plan)
-            for number in range(asking if told else blocks):
+            for number in numbers:
                 for known in islice(_equal(looking, number, Path(folder)), each):
                     yield replace(known, told=f"requests with {told}" if told else "")
 
