@@ -361,8 +361,9 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
     return replace_fields(case, events=kept, chunks=chunks, engine=EngineSettings(vllm=own))
 
 
-# Fields of Focus that a search on vLLM holds: chains in its smallest blocks.
+# Fields of Focus that a search on vLLM holds: chains in its smallest blocks. Each so-manieth block is of runner V1.
 _ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
+_RUNNER_V1 = 4
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -519,7 +520,9 @@ def _draw_block(
 ) -> Block | None:
     """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
-    of_engine = _ON_VLLM if asked.engine == "vllm" else {}
+    of_engine: dict[str, Any] = {}
+    if asked.engine == "vllm":
+        of_engine = _ON_VLLM | {"model_runner": VALUES["model_runner"][number % _RUNNER_V1 == _RUNNER_V1 - 1]}
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
     held, asks = _add_prerequisites(random, guided, held, asks)

@@ -258,8 +258,9 @@ def key_of(file: str, function: str, branch: str) -> str:
 def settings_of(case: Case) -> list[Setting]:
     """The engine configuration, setting by setting, and the topics of a case."""
     sizes = [("model", case.model), ("num_steps", case.num_steps), ("topk", case.topk), ("page_size", case.page_size)]
-    own = msgspec.structs.asdict(case.engine.sglang).items()
-    return [*sizes, *((name, str(value)) for name, value in own), *(("topic", topic) for topic in topics_of(case))]
+    own = [one for one in (case.engine.sglang, case.engine.vllm) if one is not None]
+    settings = [setting for one in own for setting in msgspec.structs.asdict(one).items()]
+    return [*sizes, *((name, str(value)) for name, value in settings), *(("topic", topic) for topic in topics_of(case))]
 
 
 def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) -> Measured:
