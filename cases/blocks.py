@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as replace_fields
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling
+from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.families import RECIPES, family_of, runs_on
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
-from eagletwin.harness.families.dimensions.dimension import Dimension, tokens, with_settings
+from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
 from eagletwin.harness.families.valid import VLLM_BLOCK, admits
 from eagletwin.harness.families.windows import ENDING
@@ -355,7 +355,10 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
         max_num_seqs=settings.max_running_requests,
         whole_budget=whole_budget,
         enable_prefix_caching=settings.radix_cache,
+        draft_sample_method="probabilistic" if settings.rejection_sampling else "greedy",
     )
+    if settings.rejection_sampling:
+        case = with_requests(case, lambda request: put(request, "top_k", 0) if get(request, "top_k") == 1 else request)
     kept = tuple(event for event in case.events if event.kind == "abort" and not event.step)
     chunks = tuple(size * 4 // case.page_size for size in case.chunks)  # which end inside of blocks, too
     return replace_fields(case, events=kept, chunks=chunks, engine=EngineSettings(vllm=own))
@@ -553,7 +556,7 @@ def _draw_block(
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
         focus = replace(focus, draft_window=random.choice(VALUES["draft_window"][1:]))
-    sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
+    sampling = _sampling(random, asked, focus.model_runner, may_reject=topk == 1 and recipe.samples_drafts)
     if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
         sampling = None
     retracting = SEVERAL in asks and sampling is not None and not asked.retract  # samples of a small pool retract each other
@@ -620,10 +623,10 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")
 
 
-def _sampling(random: Random, asked: SearchConstraints, *, may_reject: bool) -> Kind | None:
+def _sampling(random: Random, asked: SearchConstraints, runner: ModelRunner, *, may_reject: bool) -> Kind | None:
     """How requests of a block sample: in every second block not at all."""
     first, second = random.random() < 0.5, random.random() < 0.5
-    if asked.sampling == "" or asked.engine == "vllm":
+    if asked.sampling == "" or (asked.engine == "vllm" and runner == "v1"):
         return None
     if asked.sampling in ("target", "rejection"):
         return "rejection" if asked.sampling == "rejection" else "target"

@@ -112,11 +112,8 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     """What neither the cases nor the mode had, each with the option for it."""
     if mode.engine == "vllm":
         others = [name for name, recipe in RECIPES.items() if runs_on(recipe, "vllm") and name not in models]
-        more = [
-            "the other model runner (--only model-runner=v1, or without it)",
-            f"all else that {mode.title} has (docs/guide/vllm.md)",
-        ]
-        return [*([f"recipes: {', '.join(others)} (--only {others[0]})"] if others else []), *more]
+        recipes = [f"recipes: {', '.join(others)} (--only {others[0]})"] if others else []
+        return [*recipes, f"all else that {mode.title} has (docs/guide/vllm.md)"]
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
     left_out = [topic for topic in TOPICS if topic.words not in topics and (mode.device == "cpu" or topic not in PRODUCTION)]
     missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in left_out]

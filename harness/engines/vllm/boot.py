@@ -114,6 +114,7 @@ def _configuration(case: Case) -> Any:
             "method": family_of(recipe).vllm_method,
             "model": str(draft),
             "num_speculative_tokens": case.num_steps,
+            "draft_sample_method": settings.draft_sample_method,
             "disable_lookahead_block_hashes": settings.disable_lookahead_block_hashes,
         },
         compilation_config={"mode": 0, "custom_ops": ["none"]},

@@ -83,6 +83,7 @@ class CoreDrive:
     def run(self, fresh: bool = False) -> None:  # noqa: ARG002  each runner is a fork, which has drained what ran before
         """Run the case to its end. Raises what vLLM raises, EndlessCase or Stopped."""
         self._taps.pools.poison()
+        np.random.seed(0)  # of it vLLM draws the seeds of requests that have none, and other cases ran here before
         usual = self._scheduler.max_num_scheduled_tokens
         with blame.own_code(), contextlib.closing(self._taps):
             try:
@@ -152,7 +153,10 @@ class CoreDrive:
         from vllm.v1.request import Request as EngineRequest
 
         ends = [*asked.stop, RECIPES[self.case.model].end_of_sequence] if asked.stop else []
-        params = SamplingParams(max_tokens=asked.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=ends)
+        chance = {"temperature": 0.0}
+        if (own := asked.sampling) is not None:
+            chance = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        params = SamplingParams(max_tokens=asked.max_new_tokens, ignore_eos=True, stop_token_ids=ends, **chance)
         return EngineRequest(
             request_id=asked.id,
             prompt_token_ids=list(tokens),

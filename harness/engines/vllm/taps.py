@@ -7,7 +7,7 @@ stand around the models and around what proposes, and know of the runners no mor
 What is drafted in a step is verified in a later one, or never: its records wait for that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,34 @@ class _Drafted:
 
 
 @dataclass(slots=True)
+class _Sampled:
+    """What tokens were chosen from, a row for each node. logits, processed [n, V]: before and after what requests ask for;
+    drafts [requests, num_steps, V]: of the draft, where it draws; places [n] and seeds [requests]: what all choices are hashed
+    from; ends [requests + 1]: each request's rows."""
+
+    logits: torch.Tensor
+    processed: torch.Tensor
+    drafts: torch.Tensor | None
+    places: Array
+    seeds: list[int]
+    ends: list[int]
+
+    def of(self, number: int, accepted: int, temperature: float) -> tuple[dict[str, int], dict[str, Array]]:
+        """Of the request of this number, which accepted so many nodes."""
+        rows = slice(self.ends[number], self.ends[number + 1])
+        kept = slice(rows.start, rows.start + accepted)
+        tensors = {
+            "target_logits": self.logits[kept],
+            "target_probabilities": self.processed[kept].double().softmax(-1).float(),
+        }
+        if self.drafts is not None:
+            drawn = self.drafts[number, : rows.stop - rows.start - 1].double() / temperature
+            tensors["draft_probabilities"] = drawn.softmax(-1).float()
+        arrays = {name: snapshot(tensor) for name, tensor in tensors.items()}
+        return {"seed": self.seeds[number]}, arrays | {"places": self.places[rows]}
+
+
+@dataclass(slots=True)
 class _Scheduled:
     """What the scheduler gives a request in a step. start, known: tokens computed before, and known; drafts: to verify."""
 
@@ -67,6 +95,7 @@ class _Step:
     fused: Array | None = None  # what the head of EAGLE-3 makes its states of
     last: Array | None = None  # row of the batch that each request proposes from
     drafts: Array | None = None
+    sampled: _Sampled | None = None
 
 
 class StepTaps:
@@ -94,6 +123,10 @@ class StepTaps:
         self._wraps.method(runner.model, "forward", self._around_target)
         self._wraps.method(drafter.model, "forward", self._around_draft)
         self._wraps.method(drafter, "propose", self._around_propose)
+        if self._v2 and case.samples:
+            self._wraps.method(runner.sampler, "sample", self._around_sample)
+            self._wraps.method(runner.rejection_sampler, "_verify", self._around_verify)
+        self._states = runner.sampler.sampling_states if self._v2 else None
         if hasattr(drafter.model, "combine_hidden_states"):
             self._wraps.method(drafter.model, "combine_hidden_states", self._around_fc)
 
@@ -170,6 +203,26 @@ class StepTaps:
         self._step.last = snapshot(self._drafter.last_token_indices[: len(result)]) if last is None else last
         self._step.drafts = snapshot(result)
         return result
+
+    def _around_sample(self, call: Call, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """No request of the batch verifies drafts: one row each."""
+        kept, mapping, places = logits.clone(), args[1], args[3]
+        tokens, processed = call(logits, *args, **kwargs)
+        self._note_sampled(kept, processed, None, places, mapping, range(len(mapping) + 1))
+        return tokens, processed
+
+    def _around_verify(
+        self, call: Call, logits: Any, drafts: Any, tokens: Any, places: Any, ends: Any, mapping: Any, *more: Any
+    ) -> Any:
+        kept = logits.clone()
+        result = call(logits, drafts, tokens, places, ends, mapping, *more)
+        self._note_sampled(kept, result[0], drafts, places, mapping, ends.tolist())
+        return result
+
+    def _note_sampled(self, logits: Any, processed: Any, drafts: Any, places: Any, mapping: Any, ends: Sequence[int]) -> None:
+        own = None if drafts is None else drafts[mapping.long()].clone()
+        seeds = self._states.seeds.gpu[mapping.long()].tolist()
+        self._step.sampled = _Sampled(logits, processed.clone(), own, snapshot(places), seeds, [*ends])
 
     def _around_update(self, call: Call, scheduled: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
         """All is computed, and nobody has seen it yet."""
@@ -263,6 +316,10 @@ class StepTaps:
         if accepted:
             numbers["bonus"] = tokens[-1]
         tensors = {"predicted": np.array(tokens, np.int64), "accept_index": np.arange(accepted)}
+        asked = self._case.request(name).sampling
+        if asked is not None and batch.step.sampled is not None:
+            more = batch.step.sampled.of(batch.number, accepted, asked.temperature)
+            numbers, tensors = numbers | more[0], tensors | more[1]
         self._add(name, "verify", 0, numbers, tensors)
         self._add(name, "draft.extend_decode", 0, {}, batch.of_extend(kept, rows), batch.forward + 1)
         numbers = {"seq_len": committed + accepted, "in_graph": 0} | batch.skipped
