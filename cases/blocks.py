@@ -229,7 +229,9 @@ class Block:
     def _launched(self, case: Case) -> Case:
         """The case on the block's engine, launched as its users do."""
         return (
-            on_vllm(case, whole_budget=self.number % 2 > 0) if self.engine == "vllm" else with_settings(case, **self.production)
+            on_vllm(case, whole_budget=self.number % 2 > 0, ahead=self.number // 2 % 2 == 0)
+            if self.engine == "vllm"
+            else with_settings(case, **self.production)
         )
 
     @property
@@ -346,7 +348,7 @@ class SearchConstraints:
     engine: Engine = "sglang"
 
 
-def on_vllm(case: Case, *, whole_budget: bool) -> Case:
+def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
     """A case that was drawn for SGLang as one for vLLM: with a pool of as many rows, and without what it is not driven with."""
     settings = case.engine.sglang
     own = replace_fields(
@@ -354,6 +356,7 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
         num_gpu_blocks=max(settings.max_total_tokens // case.page_size, 4),
         max_num_seqs=settings.max_running_requests,
         whole_budget=whole_budget,
+        async_scheduling=ahead and case.vllm.model_runner == "v2",
         enable_prefix_caching=settings.radix_cache,
         draft_sample_method="probabilistic" if settings.rejection_sampling else "greedy",
     )

@@ -302,6 +302,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
     null block.
 
+    async_scheduling: a step is scheduled and launched before the output of the one before is looked at: vLLM's default.
     disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
     draft_sample_method: whether the drafter takes the best token, or draws one at the request's temperature.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
@@ -318,6 +319,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     disable_lookahead_block_hashes: bool = False
     whole_budget: bool = False
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    async_scheduling: bool = False
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -117,7 +117,7 @@ class CoreDrive:
             self.case, more = self._live(self._iteration, self.case)
             self._live = self._live if more else None
         coming = [request for request in self.case.requests if request.id not in self._answers]
-        if self._live is None and not coming and not self._scheduler.has_requests():
+        if self._live is None and not coming and not self._scheduler.has_requests() and not self._core.batch_queue:
             return False
         self._taps.pools.poison(self._blocks.unheld())
         for request in coming:
@@ -128,9 +128,9 @@ class CoreDrive:
                 self._abort(event.request)
         self._set_budget()
         with blame.own_code(inside=False):
-            outputs, ran = self._core.step()
+            outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
-        for output in (one for each in outputs.values() for one in each.outputs):
+        for output in (one for each in (outputs or {}).values() for one in each.outputs):
             self._answers[output.request_id].take(output)
         if 0 <= self._until <= self._iteration:
             raise Stopped(f"after iteration {self._iteration}, as asked")
@@ -188,7 +188,7 @@ class CoreDrive:
             self._scheduler.max_num_scheduled_tokens = chunk
             return
         running = sum(
-            request.num_tokens_with_spec - request.num_computed_tokens
+            request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             for request in self._scheduler.running
             if request.num_computed_tokens >= request.num_tokens - 1
         )

@@ -4,11 +4,15 @@ One step prefills chunks and verifies rounds in one forward of the target. Then 
 included, and num_steps - 1 times over one row a request. Both runners do so, and call the models in the same way: the taps
 stand around the models and around what proposes, and know of the runners no more than where these are.
 
-What is drafted in a step is verified in a later one, or never: its records wait for that.
+What is drafted in a step is verified in a later one, or never: its records wait for that. With async scheduling a step runs
+before it is known which requests the one before has ended. So the records of a step wait until the scheduler is given its
+output, and those of a request that has ended by then are left out.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,7 +91,8 @@ class _Scheduled:
 
 @dataclass(slots=True)
 class _Step:
-    """What a step has computed so far. drafts: [requests, num_steps], or no columns where it drafts for nobody."""
+    """What a step has computed so far. drafts: [requests, num_steps], or no columns where it drafts for nobody. records: which
+    wait, each with its request."""
 
     scheduled: dict[str, _Scheduled]
     target: _Forward | None = None
@@ -96,6 +101,7 @@ class _Step:
     last: Array | None = None  # row of the batch that each request proposes from
     drafts: Array | None = None
     sampled: _Sampled | None = None
+    records: list[tuple[str, Call]] = field(default_factory=list)
 
 
 class StepTaps:
@@ -114,12 +120,13 @@ class StepTaps:
         self._drafted: dict[str, _Drafted] = {}
         self._last: dict[tuple[str, str], Array] = {}  # rows of a request as they were recorded, by request and part
         self._forwards = self._batches = 0
-        self._step = _Step({})
+        self._step, self._steps = _Step({}), deque[_Step]()  # the one that runs; those whose output nobody has seen
         self._wraps = Wraps()
         self._taken = set[int]()  # blocks that a step gives to requests, whatever was in them
         self._wraps.method(core.scheduler, "schedule", self._around_schedule)
         self._wraps.method(core.scheduler.kv_cache_manager.block_pool, "get_new_blocks", self._around_new_blocks)
         self._wraps.method(core.scheduler, "update_from_output", self._around_update)
+        self._wraps.method(runner, "sample_tokens", self._around_sample_tokens)
         self._wraps.method(runner.model, "forward", self._around_target)
         self._wraps.method(drafter.model, "forward", self._around_draft)
         self._wraps.method(drafter, "propose", self._around_propose)
@@ -150,6 +157,7 @@ class StepTaps:
                 for name, count in result.num_scheduled_tokens.items()
             }
         )
+        self._steps.append(self._step)
         if result.total_num_scheduled_tokens:
             self._record_owners(cached)
         return result
@@ -224,11 +232,18 @@ class StepTaps:
         seeds = self._states.seeds.gpu[mapping.long()].tolist()
         self._step.sampled = _Sampled(logits, processed.clone(), own, snapshot(places), seeds, [*ends])
 
-    def _around_update(self, call: Call, scheduled: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around_sample_tokens(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """All is computed, and nobody has seen it yet."""
-        if self._step.target is not None:
-            self._record(list(output.req_ids), output.sampled_token_ids)
-        return call(scheduled, output, *args, **kwargs)
+        output = call(*args, **kwargs)
+        output = output.get_output() if hasattr(output, "get_output") else output
+        self._record(list(output.req_ids), output.sampled_token_ids)
+        return output
+
+    def _around_update(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        for name, record in self._steps.popleft().records:
+            if not name or name in self._scheduler.requests:
+                record()
+        return call(*args, **kwargs)
 
     # what is recorded of it
 
@@ -242,8 +257,10 @@ class StepTaps:
         forward: int | None = None,
     ) -> None:
         when = When(self.iteration, self._forwards if forward is None else forward)
-        round = self._rounds.get(request, 0)
-        self._recorder.add(request, round, stage, step=step, when=when, numbers=numbers, tensors=tensors)
+        self._hold(request, self._rounds.get(request, 0), stage, step=step, when=when, numbers=numbers, tensors=tensors)
+
+    def _hold(self, request: str, *what: Any, **more: Any) -> None:
+        self._step.records.append((request, partial(self._recorder.add, request, *what, **more)))
 
     def _record_owners(self, cached: set[int]) -> None:
         """Who owns which slot when a batch begins. cached: the prefix cache's blocks before it was scheduled, which publishes
@@ -252,7 +269,7 @@ class StepTaps:
         owned = {name: self._blocks.table(name) for name in self.seen}
         owners = np.repeat(np.arange(len(owned), dtype=np.int32), [len(slots) for slots in owned.values()])
         still = sorted(cached & self._blocks.cached() - self._taken)
-        self._recorder.add(
+        self._hold(
             "",
             0,
             "batch",
@@ -306,7 +323,8 @@ class StepTaps:
 
     def _record_round(self, name: str, given: _Scheduled, tokens: list[int], batch: "_Batch") -> None:
         """The verification of what was drafted for it, and the draft's forward over its rows."""
-        committed, accepted = given.start, len(tokens)
+        assert batch.step.target is not None
+        committed, accepted = int(batch.step.target.positions[batch.begin]), len(tokens)
         rows = slice(batch.begin, batch.begin + given.tokens)
         kept = slice(batch.begin, batch.begin + accepted)
         steps = {"steps": given.drafts} if given.drafts < self._case.num_steps else {}
