@@ -133,7 +133,7 @@ class StepTaps:
         if self._v2 and case.samples:
             self._wraps.method(runner.sampler, "sample", self._around_sample)
             self._wraps.method(runner.rejection_sampler, "_verify", self._around_verify)
-        self._states = runner.sampler.sampling_states if self._v2 else None
+        self._states: Any = runner.sampler.sampling_states if self._v2 else None
         if hasattr(drafter.model, "combine_hidden_states"):
             self._wraps.method(drafter.model, "combine_hidden_states", self._around_fc)
 
