@@ -367,9 +367,11 @@ def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
     return replace_fields(case, events=kept, chunks=chunks, engine=EngineSettings(vllm=own))
 
 
-# Fields of Focus that a search on vLLM holds: chains in its smallest blocks. Each so-manieth block is of runner V1.
+# Fields of Focus that a search on vLLM holds: chains in its smallest blocks. One block of four is of runner V1, unless it is to
+# have what V1 is not driven with; in half of the others requests ask for one of these.
 _ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
-_RUNNER_V1 = 4
+_RUNNER_V1 = 0.25
+_ASKED_OF_V2 = ("penalties", "logit_bias")
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -524,13 +526,16 @@ def _draw_block(
     extras: Mapping[str, Any],
     tree: bool | None,
 ) -> Block | None:
-    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
+    """guided: by which the backend of grammars is drawn, and vLLM's own, apart from all else, which is as without it. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
     of_engine: dict[str, Any] = {}
     if asked.engine == "vllm":
-        of_engine = _ON_VLLM | {"model_runner": VALUES["model_runner"][number % _RUNNER_V1 == _RUNNER_V1 - 1]}
+        v1 = guided.random() < _RUNNER_V1 and not asked.asks and not asked.sampling
+        of_engine = _ON_VLLM | {"model_runner": VALUES["model_runner"][v1]}
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
+    if asked.engine == "vllm" and not asks and held["model_runner"] == "v2" and guided.random() < 0.5:
+        asks = (guided.choice(_ASKED_OF_V2),)
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree

@@ -224,9 +224,21 @@ def _sampling_result(path: list[int], tokens: Sequence[int], bonus: Decision, de
 # text is impossible as long as it is too short.
 
 
-def apply_penalties(logits: Tensor, emitted: Sequence[int], frequency: float, presence: float, repetition: float) -> Tensor:
-    """One row of logits [V] after these tokens -> [V]."""
+def apply_penalties(
+    logits: Tensor,
+    emitted: Sequence[int],
+    frequency: float,
+    presence: float,
+    repetition: float,
+    prompt: Sequence[int] | None = None,
+) -> Tensor:
+    """One row of logits [V] after these tokens -> [V]. prompt: vLLM's convention, whose repetition comes first, and is of the
+    prompt's tokens as well."""
     counts = torch.bincount(torch.tensor(emitted, dtype=torch.int64), minlength=len(logits)).double()  # [V]
+    if prompt is not None:
+        seen = (counts > 0).index_fill(0, torch.tensor(prompt), True)  # [V]
+        scaled = torch.where(logits > 0, logits / repetition, logits * repetition)  # [V]
+        return torch.where(seen, scaled, logits) - frequency * counts - presence * (counts > 0)
     lowered = logits - frequency * counts - presence * (counts > 0)  # [V]
     scaled = torch.where(lowered > 0, lowered / repetition, lowered * repetition)  # [V]
     return torch.where(counts > 0, scaled, lowered)

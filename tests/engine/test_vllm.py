@@ -14,7 +14,17 @@ from eagletwin.cases.ledger import ENTRIES, entries_in
 from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.prove.proof import prove
-from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, Sampling, VLLMSettings
+from eagletwin.harness.core.case import (
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    ModelRunner,
+    Penalties,
+    Request,
+    Sampling,
+    VLLMSettings,
+)
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Record
@@ -350,6 +360,37 @@ def test_a_planted_fault_of_sampling_is_named(run: Run, name: str) -> None:
     settings = {"draft_sample_method": "probabilistic"} if "draft" in name else {}
     _, verdict = run(sampled(case_of("llama-tiny", "v2", 20, 9, 13, 5, chunk=64, **settings)), edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+# Requests that change logits: each row of a round counts the drafts before it, as plain decode does.
+
+
+def changed(case: Case) -> Case:
+    """Penalties, a bias, and both."""
+    penalties, bias = (
+        Penalties(frequency=0.7, presence=-2.0, repetition=1.3),
+        (Bias(token=5, value=8.0), Bias(token=9, value=-4.0)),
+    )
+    more = ({"penalties": penalties}, {"logit_bias": bias}, {"penalties": penalties, "logit_bias": bias})
+    ways = zip(case.requests, more, strict=False)
+    return replace(case, requests=tuple(replace(request, **way) for request, way in ways))
+
+
+def test_penalties_and_biases_are_those_of_plain_decode(run: Run) -> None:
+    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)))
+    assert verdict.status == "equal", verdict
+    assert "penalized" in verdict.exercised
+
+
+def test_a_penalty_that_does_not_count_drafts_is_named(run: Run) -> None:
+    """As SGLang's, by its own word, do not."""
+    edit = Edit(
+        target="vllm.v1.worker.gpu.sample.penalties.apply_penalties",
+        match="        expanded_local_pos,\n        repetition_penalty,",
+        replacement="        expanded_local_pos * 0,\n        repetition_penalty,",
+    )
+    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", "verify.accept"), verdict
 
 
 # Async scheduling, which vLLM has by default: a step runs before the output of the one before is known.

@@ -153,10 +153,14 @@ class CoreDrive:
         from vllm.v1.request import Request as EngineRequest
 
         ends = [*asked.stop, RECIPES[self.case.model].end_of_sequence] if asked.stop else []
-        chance = {"temperature": 0.0}
+        wanted: dict[str, Any] = {"temperature": 0.0}
         if (own := asked.sampling) is not None:
-            chance = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
-        params = SamplingParams(max_tokens=asked.max_new_tokens, ignore_eos=True, stop_token_ids=ends, **chance)
+            wanted = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        if asked.penalties is not None:
+            of = ("frequency", "presence", "repetition")
+            wanted |= {f"{name}_penalty": getattr(asked.penalties, name) for name in of}
+        wanted["logit_bias"] = {bias.token: bias.value for bias in asked.logit_bias} or None
+        params = SamplingParams(max_tokens=asked.max_new_tokens, ignore_eos=True, stop_token_ids=ends, **wanted)
         return EngineRequest(
             request_id=asked.id,
             prompt_token_ids=list(tokens),
