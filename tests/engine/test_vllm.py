@@ -318,8 +318,8 @@ OF_SAMPLING: dict[str, tuple[Edit, str]] = {
     "coins and noise of another place": (
         Edit(
             target=f"{_SAMPLER}._verify",
-            match="cu_num_logits,\n            pos,",
-            replacement="cu_num_logits,\n            pos + 1,",
+            match="cu_num_logits,\n        pos,",
+            replacement="cu_num_logits,\n        pos + 1,",
         ),
         "verify.accept",
     ),
@@ -346,8 +346,8 @@ OF_SAMPLING: dict[str, tuple[Edit, str]] = {
     "a draft's probabilities are those of its neighbour": (
         Edit(
             target=f"{_SAMPLER}._verify",
-            match="            draft_logits,\n            verify_draft_sampled,",
-            replacement="            draft_logits.roll(1, 1),\n            verify_draft_sampled,",
+            match="    draft_logits,\n        verify_draft_sampled,",
+            replacement="    draft_logits.roll(1, 1),\n        verify_draft_sampled,",
         ),
         "verify.accept",
     ),
@@ -419,7 +419,7 @@ def test_drafts_that_reach_another_request_are_named_with_async_scheduling(run: 
         replacement="self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens.roll(1, 0)",
     )
     _, verdict = run(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64, async_scheduling=True), edit)
-    assert (verdict.status, verdict.rule) == ("diverged", "verify.inputs"), verdict
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal"), verdict
 
 
 # The prefix cache: keys of blocks cover the token after them.
