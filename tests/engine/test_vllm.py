@@ -382,12 +382,11 @@ def test_penalties_and_biases_are_those_of_plain_decode(run: Run) -> None:
     assert "penalized" in verdict.exercised
 
 
-def test_a_penalty_that_does_not_count_drafts_is_named(run: Run) -> None:
-    """As SGLang's, by its own word, do not."""
+def test_penalties_that_count_nothing_that_was_sent_are_named(run: Run) -> None:
     edit = Edit(
-        target="vllm.v1.worker.gpu.sample.penalties.apply_penalties",
-        match="        expanded_local_pos,\n        repetition_penalty,",
-        replacement="        expanded_local_pos * 0,\n        repetition_penalty,",
+        target="vllm.v1.worker.gpu.sample.penalties.PenaltiesState.apply",
+        match="self.output_bin_counts,",
+        replacement="self.output_bin_counts * 0,",
     )
     _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)), edit)
     assert (verdict.status, verdict.rule) == ("diverged", "verify.accept"), verdict
