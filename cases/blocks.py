@@ -528,10 +528,7 @@ def _draw_block(
 ) -> Block | None:
     """guided: by which the backend of grammars is drawn, and vLLM's own, apart from all else, which is as without it. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
-    of_engine: dict[str, Any] = {}
-    if asked.engine == "vllm":
-        v1 = guided.random() < _RUNNER_V1 and not asked.asks and not asked.sampling
-        of_engine = _ON_VLLM | {"model_runner": VALUES["model_runner"][v1]}
+    of_engine = _draw_on_vllm(guided, asked) if asked.engine == "vllm" else {}
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
     if asked.engine == "vllm" and not asks and held["model_runner"] == "v2" and guided.random() < 0.5:
@@ -578,6 +575,12 @@ def _draw_block(
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     kept = tuple(sorted({*held, *layered_tree} - ({*extras, *_OF_OTHERS} - asked.held.keys())))
     return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages, engine=asked.engine)
+
+
+def _draw_on_vllm(guided: Random, asked: SearchConstraints) -> dict[str, Any]:
+    """Fields of Focus of a block on vLLM."""
+    v1 = guided.random() < _RUNNER_V1 and not asked.asks and not asked.sampling
+    return _ON_VLLM | {"model_runner": VALUES["model_runner"][v1]}
 
 
 def _add_prerequisites(

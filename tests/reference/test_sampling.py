@@ -14,17 +14,15 @@ from torch import Tensor
 from eagletwin.reference.block_verification import beginnings, follow_block, left_over, sample_block
 from eagletwin.reference.cuts import targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
+from eagletwin.reference.hashes import gumbel_noise, murmur3, seeded_coins
 from eagletwin.reference.sampling import (
     EXACT,
     Sampled,
     Thresholds,
     acceptance,
     draw,
-    gumbel_noise,
-    murmur3,
     sample_chain,
     sample_tree,
-    seeded_coins,
     target_distribution,
 )
 

@@ -16,7 +16,7 @@ from eagletwin.harness.engines.triton_cpu import compiler
 from eagletwin.harness.engines.triton_cpu import language as L
 from eagletwin.harness.engines.triton_cpu import values as V
 from eagletwin.harness.engines.triton_cpu.rewrite import PREFIX
-from eagletwin.reference.sampling import positional_coin
+from eagletwin.reference.hashes import positional_coin
 
 from . import kernels as K
 

@@ -18,7 +18,8 @@ from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.reference.cuts import rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Walk, follow_chain, follow_tree
-from eagletwin.reference.sampling import Thresholds, gumbel_noise, positional_coin, seeded_coins
+from eagletwin.reference.hashes import gumbel_noise, positional_coin, seeded_coins
+from eagletwin.reference.sampling import Thresholds
 
 from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
 from ..compare import Place
