@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as replace_fields
 
-from eagletwin.harness.core.case import AttentionBackend, Case, EngineSettings, Event, Request, Sampling
+from eagletwin.harness.core.case import AttentionBackend, Case, EngineSettings, Event, ModelRunner, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import Engine
 from eagletwin.harness.families import RECIPES, family_of, runs_on
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
-from eagletwin.harness.families.dimensions.dimension import Dimension, tokens, with_settings
+from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
 from eagletwin.harness.families.valid import VLLM_BLOCK, admits
 from eagletwin.harness.families.windows import ENDING
@@ -232,7 +232,9 @@ class Block:
     def _launched(self, case: Case) -> Case:
         """The case on the block's engine, launched as its users do."""
         return (
-            on_vllm(case, whole_budget=self.number % 2 > 0) if self.engine == "vllm" else with_settings(case, **self.production)
+            on_vllm(case, whole_budget=self.number % 2 > 0, ahead=self.number // 2 % 2 == 0)
+            if self.engine == "vllm"
+            else with_settings(case, **self.production)
         )
 
     @property
@@ -353,7 +355,7 @@ class SearchConstraints:
     engine: Engine = "sglang"
 
 
-def on_vllm(case: Case, *, whole_budget: bool) -> Case:
+def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
     """A case that was drawn for SGLang as one for vLLM: with a pool of as many rows, and without what it is not driven with."""
     settings = case.engine.sglang
     own = replace_fields(
@@ -361,15 +363,22 @@ def on_vllm(case: Case, *, whole_budget: bool) -> Case:
         num_gpu_blocks=max(settings.max_total_tokens // case.page_size, 4),
         max_num_seqs=settings.max_running_requests,
         whole_budget=whole_budget,
+        async_scheduling=ahead and case.vllm.model_runner == "v2",
         enable_prefix_caching=settings.radix_cache,
+        draft_sample_method="probabilistic" if settings.rejection_sampling else "greedy",
     )
+    if settings.rejection_sampling:
+        case = with_requests(case, lambda request: put(request, "top_k", 0) if get(request, "top_k") == 1 else request)
     kept = tuple(event for event in case.events if event.kind == "abort" and not event.step)
     chunks = tuple(size * 4 // case.page_size for size in case.chunks)  # which end inside of blocks, too
     return replace_fields(case, events=kept, chunks=chunks, engine=EngineSettings(vllm=own))
 
 
-# Fields of Focus that a search on vLLM holds: chains in its smallest blocks.
+# Fields of Focus that a search on vLLM holds: chains in its smallest blocks. One block of four is of runner V1, unless it is to
+# have what V1 is not driven with; in half of the others requests ask for one of these.
 _ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
+_RUNNER_V1 = 0.25
+_ASKED_OF_V2 = ("penalties", "logit_bias")
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -526,11 +535,13 @@ def _draw_block(
     extras: Mapping[str, Any],
     tree: bool | None,
 ) -> Block | None:
-    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
+    """guided: by which the backend of grammars is drawn, and vLLM's own, apart from all else, which is as without it. tree:
     whether it is to have trees, where nothing else says so; None: that is drawn."""
-    of_engine = _ON_VLLM if asked.engine == "vllm" else {}
+    of_engine = _draw_on_vllm(guided, asked) if asked.engine == "vllm" else {}
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
+    if asked.engine == "vllm" and not asks and held["model_runner"] == "v2" and guided.random() < 0.5:
+        asks = (guided.choice(_ASKED_OF_V2),)
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
@@ -559,7 +570,7 @@ def _draw_block(
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
         focus = replace(focus, draft_window=random.choice(VALUES["draft_window"][1:]))
-    sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
+    sampling = _sampling(random, asked, focus.model_runner, may_reject=topk == 1 and recipe.samples_drafts)
     if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
         sampling = None
     retracting = SEVERAL in asks and sampling is not None and not asked.retract  # samples of a small pool retract each other
@@ -573,6 +584,12 @@ def _draw_block(
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     kept = tuple(sorted({*held, *layered_tree} - ({*extras, *_OF_OTHERS} - asked.held.keys())))
     return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages, engine=asked.engine)
+
+
+def _draw_on_vllm(guided: Random, asked: SearchConstraints) -> dict[str, Any]:
+    """Fields of Focus of a block on vLLM."""
+    v1 = guided.random() < _RUNNER_V1 and not asked.asks and not asked.sampling
+    return _ON_VLLM | {"model_runner": VALUES["model_runner"][v1]}
 
 
 def _add_prerequisites(
@@ -626,10 +643,10 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")
 
 
-def _sampling(random: Random, asked: SearchConstraints, *, may_reject: bool) -> Kind | None:
+def _sampling(random: Random, asked: SearchConstraints, runner: ModelRunner, *, may_reject: bool) -> Kind | None:
     """How requests of a block sample: in every second block not at all."""
     first, second = random.random() < 0.5, random.random() < 0.5
-    if asked.sampling == "" or asked.engine == "vllm":
+    if asked.sampling == "" or (asked.engine == "vllm" and runner == "v1"):
         return None
     if asked.sampling in ("target", "rejection"):
         return "rejection" if asked.sampling == "rejection" else "target"

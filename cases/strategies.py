@@ -75,7 +75,8 @@ def with_sampling(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy
     )
     settings = msgspec.structs.replace(case.engine.sglang, rejection_sampling=rejected, random_seed=draw(st.integers(0, 255)))
     kept = tuple(event for event in case.events if retract or event.kind != "retract")
-    return msgspec.structs.replace(case, requests=requests, events=kept, engine=EngineSettings(sglang=settings))
+    engine = msgspec.structs.replace(case.engine, sglang=settings)
+    return msgspec.structs.replace(case, requests=requests, events=kept, engine=engine)
 
 
 # What requests may ask for, each drawn only where it is asked for, after all the rest: in every block that a search draws

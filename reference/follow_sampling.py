@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .sampling import EXACT, Kind, Thresholds, acceptance, chain_acceptance, children_of, part_of, without
@@ -43,10 +44,15 @@ class Followed:
 
 
 class Draws(NamedTuple):
-    """The coins of a verify: one a node [D], and the one that draws the bonus token."""
+    """The coins of a verify: one a node [D], and what draws the bonus token: another coin, or noise for each token [V].
+
+    relative: where noise draws, how far off a probability may be, of itself, and the sum of a logarithm and noise.
+    """
 
     coins: Sequence[float]
-    final: float
+    final: float = 0.0
+    noise: Tensor | None = None
+    relative: float = 0.0
 
 
 class Walk(NamedTuple):
@@ -87,7 +93,7 @@ def follow_tree(
                     return [*found, _accept_finding(tokens[other], own > 0, margin, errors[node])]
                 found.append(_Finding(tokens[other], "refuse", -margin, errors[node], "the coin accepts this child"))
                 refused.append(tokens[other])
-            return [*found, _bonus(without(row, refused), row, refused, draws.final, walk.bonus, 2 * errors[node])]
+            return [*found, _drawn(without(row, refused), row, refused, draws, walk.bonus, 2 * errors[node])]
 
         return findings
 
@@ -113,7 +119,7 @@ def follow_chain(
     def at(node: int, accepted: bool) -> Callable[[Tensor], list[_Finding]]:
         def findings(row: Tensor) -> list[_Finding]:
             if node == depth:
-                return [_bonus(row, row, (), draws.final, walk.bonus, 2 * errors[node])]
+                return [_drawn(row, row, (), draws, walk.bonus, 2 * errors[node])]
             token, error = tokens[node + 1], errors[node] + draft_errors[node]
             margin = chain_acceptance(row, drafts[node], token, draws.coins[node])
             if accepted:
@@ -122,7 +128,7 @@ def follow_chain(
             signed = row - drafts[node].double().nan_to_num(nan=0.0)
             rest = signed.clamp(min=0.0)
             hopeless = [int(place) for place in (signed < -error).nonzero()]
-            return [refused, _bonus(rest, row, hopeless, draws.final, walk.bonus, 2 * error)]
+            return [refused, _drawn(rest, row, hopeless, draws, walk.bonus, 2 * error)]
 
         return findings
 
@@ -152,12 +158,37 @@ def _accept_finding(token: int, probable: bool, margin: float, error: float) -> 
     return _Finding(token, "accept", margin, error, "the coin refuses this token")
 
 
-def _bonus(rest: Tensor, row: Tensor, out: Sequence[int], coin: float, bonus: int, error: float) -> _Finding:
+def _drawn(rest: Tensor, row: Tensor, out: Sequence[int], draws: Draws, bonus: int, error: float) -> _Finding:
     """rest [V]: what it is drawn from; row: the target's; out: tokens that cannot have been left."""
+    if draws.noise is None:
+        return _bonus(rest, row, out, draws.final, bonus, error)
+    return _impossible(row, out, bonus, error) or _by_noise(rest, row, bonus, draws.noise, draws.relative)
+
+
+def _impossible(row: Tensor, out: Sequence[int], bonus: int, error: float) -> _Finding | None:
     if not float(row[bonus]) > 0:
         return _Finding(bonus, "bonus", -math.inf, error, "the target never draws this token")
     if bonus in out:
         return _Finding(bonus, "bonus", -math.inf, error, "nothing of this token is left to draw")
+    return None
+
+
+def _by_noise(rest: Tensor, row: Tensor, bonus: int, noise: Tensor, relative: float) -> _Finding:
+    """The bonus token has the largest sum of logarithm and noise; of each what is left is off by a part of its probability."""
+    off = relative * row.double()
+    low, value, high = ((rest + by).clamp(min=0.0).log().clamp(min=_LEAST) + noise for by in (-off, 0.0, off))
+    best = int(low.index_fill(0, torch.tensor([bonus]), -torch.inf).argmax())
+    error = float(high[bonus] - value[bonus] + value[best] - low[best]) + 2 * relative
+    return _Finding(bonus, "bonus", float(value[bonus] - value[best]), error, "the noise draws another token")
+
+
+_LEAST = -1e4  # the logarithm of no probability: no noise lifts it over another
+
+
+def _bonus(rest: Tensor, row: Tensor, out: Sequence[int], coin: float, bonus: int, error: float) -> _Finding:
+    """The same, drawn by a coin."""
+    if (wrong := _impossible(row, out, bonus, error)) is not None:
+        return wrong
     sums = rest.cumsum(0)
     at = coin * float(sums[-1])
     margin = min(at - float(sums[bonus] - rest[bonus]), float(sums[bonus]) - at)

@@ -224,9 +224,21 @@ def _sampling_result(path: list[int], tokens: Sequence[int], bonus: Decision, de
 # text is impossible as long as it is too short.
 
 
-def apply_penalties(logits: Tensor, emitted: Sequence[int], frequency: float, presence: float, repetition: float) -> Tensor:
-    """One row of logits [V] after these tokens -> [V]."""
+def apply_penalties(
+    logits: Tensor,
+    emitted: Sequence[int],
+    frequency: float,
+    presence: float,
+    repetition: float,
+    prompt: Sequence[int] | None = None,
+) -> Tensor:
+    """One row of logits [V] after these tokens -> [V]. prompt: vLLM's convention, whose repetition comes first, and is of the
+    prompt's tokens as well."""
     counts = torch.bincount(torch.tensor(emitted, dtype=torch.int64), minlength=len(logits)).double()  # [V]
+    if prompt is not None:
+        seen = (counts > 0).index_fill(0, torch.tensor(prompt), True)  # [V]
+        scaled = torch.where(logits > 0, logits / repetition, logits * repetition)  # [V]
+        return torch.where(seen, scaled, logits) - frequency * counts - presence * (counts > 0)
     lowered = logits - frequency * counts - presence * (counts > 0)  # [V]
     scaled = torch.where(lowered > 0, lowered / repetition, lowered * repetition)  # [V]
     return torch.where(counts > 0, scaled, lowered)
@@ -237,36 +249,3 @@ def held_back(logits: Tensor, emitted: int, least: int, ends: Sequence[int]) -> 
     if emitted >= least:
         return logits
     return logits.index_fill(-1, torch.tensor(ends), -torch.inf)
-
-
-# Coins that are hashed from a request's seed and not drawn: SGLang's `_seeded_verify_coins` (srt/speculative/eagle_utils.py).
-#
-# The hash is MurmurHash3_32 (A. Appleby, public domain) of sixteen bytes with seed 0: the low and the high half of the
-# request's seed, a position, and a column, 32 bits each.
-
-_WORD = 0xFFFFFFFF
-
-
-def murmur3(words: Sequence[int]) -> int:
-    """MurmurHash3_32 of these 32-bit words."""
-    found = 0
-    for word in words:
-        mixed = (word & _WORD) * 0xCC9E2D51 & _WORD
-        mixed = _rotate_left(mixed, 15) * 0x1B873593 & _WORD
-        found = (_rotate_left(found ^ mixed, 13) * 5 + 0xE6546B64) & _WORD
-    found ^= 4 * len(words)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        found = (found ^ found >> shift) * factor & _WORD
-    return found ^ found >> 16
-
-
-def _rotate_left(word: int, bits: int) -> int:
-    return (word << bits | word >> 32 - bits) & _WORD
-
-
-def seeded_coins(seed: int, committed: int, num_draft_tokens: int) -> list[float]:
-    """The coins of a verify behind `committed` tokens: one for each of num_draft_tokens nodes, then the final one. float32."""
-    hashes = [murmur3((seed, seed >> 32, committed, column)) for column in range(num_draft_tokens + 1)]
-    coins = torch.tensor(hashes, dtype=torch.float64) / _WORD
-    found: list[float] = coins.float().clamp(max=1 - 2.0**-24).tolist()
-    return found

@@ -302,7 +302,9 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
     null block.
 
+    async_scheduling: a step is scheduled and launched before the output of the one before is looked at: vLLM's default.
     disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
+    draft_sample_method: whether the drafter takes the best token, or draws one at the request's temperature.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
     max_model_len: rows of the longest request; 0: as many as the pool and the recipe have.
     whole_budget: chunked_prefill_size and chunks are the budget of all tokens of a step, as on a server, where drafts that it
@@ -316,6 +318,8 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     enable_prefix_caching: bool = False
     disable_lookahead_block_hashes: bool = False
     whole_budget: bool = False
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    async_scheduling: bool = False
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -371,6 +375,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.verify_nodes if self.engine.sglang.adaptive is None else self.most_steps + 1
 
     @property
+    def rejection_sampling(self) -> bool:
+        """Whether drafts of requests that sample are drawn, and accepted by their own probabilities as well."""
+        return self.engine.sglang.rejection_sampling or self.vllm.draft_sample_method == "probabilistic"
+
+    @property
     def samples(self) -> bool:
         """Whether anything in it depends on chance."""
         return self.engine.sglang.rejection_sampling or any(request.sampling is not None for request in self.requests)
@@ -419,7 +428,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def draws_drafts(self, request: str) -> bool:
         """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""
-        return self.engine.sglang.rejection_sampling and self.sampling_of(request) is not None
+        return self.rejection_sampling and self.sampling_of(request) is not None
 
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process.

@@ -14,6 +14,7 @@ from eagletwin.harness.core.case import (
     SCHEMA,
     Case,
     Request,
+    Sampling,
     SGLangSettings,
     expand_samples,
 )
@@ -93,11 +94,11 @@ def _not_on_sglang(case: Case, mode: Mode) -> str:  # noqa: ARG001
 
 VLLM_BLOCK = 16  # rows of the smallest block of vLLM's Triton attention
 # What a request may ask for there.
-_ASKED_OF_VLLM = ("id", "prompt", "max_new_tokens", "arrive", "after", "stop")
+_ASKED_OF_VLLM = ("id", "prompt", "max_new_tokens", "arrive", "after", "stop", "sampling", "penalties", "logit_bias")
 
 
 def _not_on_vllm(case: Case, mode: Mode) -> str:
-    """What of a case vLLM's adapter does not run: chains of single heads, greedy, that ask for nothing beside their tokens."""
+    """What of a case vLLM's adapter does not run: chains of single heads, whose requests ask for tokens alone."""
     recipe, settings = RECIPES[case.model], case.vllm
     if not family_of(recipe).vllm_method:
         driven = [name for name, one in RECIPES.items() if family_of(one).vllm_method]
@@ -112,6 +113,8 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
         )
     if case.engine.sglang != SGLangSettings():
         return "settings of SGLang (engine.sglang) on vLLM: give those of engine.vllm in their place"
+    if settings.async_scheduling and settings.model_runner == "v1":
+        return "async_scheduling with model runner V1: not tried; use V2"
     if mode != Mode(engine="vllm"):
         return f"{' '.join(mode.options)}: vLLM runs on a CPU, in float32, as one process, without graphs or overlap"
     plain = Request(id="a", prompt=(0,), max_new_tokens=1)
@@ -119,6 +122,10 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
         asked = (name for name in Request.__struct_fields__ if getattr(request, name) != getattr(plain, name))
         if other := next((name for name in asked if name not in _ASKED_OF_VLLM), ""):
             return f"{other} of request {request.id!r} on vLLM: not driven yet; leave it out"
+        if settings.model_runner == "v1" and (request.penalties is not None or request.logit_bias):
+            return f"penalties or logit_bias of request {request.id!r} with model runner V1: not tried; use V2"
+        if request.sampling is not None and (why := _not_sampled_by_vllm(case, request.sampling)):
+            return f"sampling of request {request.id!r} on vLLM: {why}"
         if not request.max_new_tokens:
             return f"request {request.id!r} of no new tokens on vLLM: it wants one at least"
         length = len(request.prompt) + request.max_new_tokens + case.num_steps + 1
@@ -128,6 +135,16 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
             return f"request {request.id!r} has {length} rows with its last round, and {limit} room for {most}"
     kind = next((event.kind for event in case.events if event.kind != "abort" or event.step), "")
     return f"event {kind!r} on vLLM: not driven yet; leave it out" if kind else ""
+
+
+def _not_sampled_by_vllm(case: Case, sampling: Sampling) -> str:
+    if case.vllm.model_runner == "v1":
+        return "not driven with model runner V1 yet; use V2"
+    if sampling.min_p and sampling.top_p < 1:
+        return "it cuts by min_p before it cuts by top_p, and SGLang after; give one of them"
+    if case.rejection_sampling and (sampling.top_k == 1 or RECIPES[case.model].draft_vocab_size is not None):
+        return "probabilistic drafts with top_k 1, or of a draft with a vocabulary of its own: not tried; use greedy ones"
+    return ""
 
 
 def runs_in(case: Case, mode: Mode) -> bool:

@@ -204,8 +204,9 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampling_of(record.request) is not None:
             due |= dict.fromkeys(("target_probabilities", "target_logits"), (0, numbers["accept_len"]))
-            due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
-            if case.engine.sglang.rejection_sampling:
+            hashed = view_of_engine(trace.header.engine.name).hashes_places
+            due["places" if hashed else "coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
+            if case.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
     skipped = numbers.get("skipped") and view_of_engine(trace.header.engine.name).skips
     if not skipped and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):

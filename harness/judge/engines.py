@@ -23,6 +23,10 @@ class EngineView:
                 it: each layer writes its rows before it attends
     keeps_last  the prefix cache is given the rows that the last round of a request committed
     skips       no drafts are proposed in a step after which no request of the batch can use any
+    strict_penalties  each row of a round counts the drafts before it; repetition comes first, for the prompt too, and a
+                bias before it. Else a round counts what was sent when it began
+    hashes_places  chance is hashed from a request's seed and a row's place: the coin that accepts a draft; and, by token, the
+                noise that draws the bonus token. Else coins of the worker's own do both
     """
 
     trees: bool = True
@@ -33,11 +37,22 @@ class EngineView:
     early: bool = False
     keeps_last: bool = True
     skips: bool = False
+    strict_penalties: bool = False
+    hashes_places: bool = False
 
 
 _VIEWS = {
     "vllm": EngineView(
-        trees=False, spare_slot=False, draft_ids=False, counts_all=False, pairs=False, early=True, keeps_last=False, skips=True
+        trees=False,
+        spare_slot=False,
+        draft_ids=False,
+        counts_all=False,
+        pairs=False,
+        early=True,
+        keeps_last=False,
+        skips=True,
+        strict_penalties=True,
+        hashes_places=True,
     )
 }
 _USUAL = EngineView()

@@ -316,7 +316,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),
     "sampled_verify": lambda run: any(
-        "coins" in record.tensors and run.case.sampling_of(record.request) is not None for record in run.verified
+        {"coins", "places"} & {*record.tensors} and run.case.sampling_of(record.request) is not None for record in run.verified
     ),
     "coin_refuses": lambda run: any(
         run.coin_refuses(n, record) for n, record in run.records if "target_probabilities" in record.tensors

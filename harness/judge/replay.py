@@ -7,7 +7,7 @@ the naive form).
 """
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from eagletwin.reference.sizes import LlamaShape, count_candidates
 
 from .bounds import bounds_of
 from .choices import Choices, choices
+from .engines import view_of_engine
 from .experts import Nudge, Routed, Ties, routed_of
 from .model import Model, model_of
 from .ranks import heads
@@ -131,6 +132,7 @@ class RequestReplay:
     compressors  of layers with compressed rows, what their compressors keep of each of these rows [T-1, C], by layer
     rerouted a row of it was computed twice, and went to other experts
     impossible  the first row in which no token is allowed by what the request asks for; None: there is none
+    strict_penalties  as in EngineView
     known    prefill or extend record -> M, the last token that was known when it was over
 
     A recording has no reference: its replays are tokens and rounds.
@@ -155,6 +157,7 @@ class RequestReplay:
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
     impossible: int | None = None
+    strict_penalties: bool = False
 
     def goes_on_behind(self, row: int) -> bool:
         """Whether a token is told behind this row. None is where an engine goes on from a prompt that it has half read."""
@@ -244,7 +247,9 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
 def _follow_trace(trace: Trace, model: Model) -> dict[str, RequestReplay]:
     """The replays as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
-    by_request = {one.id: RequestReplay(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
+    strict = view_of_engine(trace.header.engine.name).strict_penalties
+    begun = partial(RequestReplay, strict_penalties=strict)
+    by_request = {one.id: begun(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
     prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
@@ -490,10 +495,11 @@ def _with_request_logits(case: Case, replay: RequestReplay, rows: ReferenceRows)
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
     request = case.request(replay.name)
     began = {row: round.committed for round in replay.rounds for row in range(round.committed, round.end)}
-    logits = apply_request_logit_changes(case, request, replay.tokens, began, rows.logits)
+    strict = replay.strict_penalties
+    logits = apply_request_logit_changes(case, request, replay.tokens, began, rows.logits, strict=strict)
     if logits is None:
         return rows
-    for round in replay.rounds if request.penalized else ():
+    for round in replay.rounds if request.penalized and not strict else ():
         own = dict.fromkeys(range(round.committed, round.end), round.committed)
         if any(began[row] != round.committed for row in own):
             changed = apply_request_logit_changes(case, request, replay.tokens, own, rows.logits)

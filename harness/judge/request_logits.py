@@ -21,14 +21,17 @@ from eagletwin.reference.sampling import apply_penalties, held_back
 # relaxed version of penalties. A row of a prefill, which gives one token, is penalized by all that was sent before that token.
 
 
-def penalized_rows(request: Request, ends: int, tokens: Sequence[int], began: Mapping[int, int], logits: Array) -> Array:
+def penalized_rows(
+    request: Request, ends: int, tokens: Sequence[int], began: Mapping[int, int], logits: Array, *, strict: bool = False
+) -> Array:
     """logits [n, V] of the rows from the prompt's last on. ends: the end-of-sequence token, which min_new_tokens holds back as
-    it does the request's own. began: of a row of a round the row that the round began with."""
+    it does the request's own. began: of a row of a round the row that the round began with. strict: as in EngineView."""
     first, penalties, rows = len(request.prompt) - 1, request.penalties or Penalties(), []
     for row, own in enumerate(torch.from_numpy(logits), first):
         before = tokens[first + 1 : began.get(row, row) + 1]
         sent = [token for token in before if 0 <= token < len(own)]
-        changed = apply_penalties(own, sent, penalties.frequency, penalties.presence, penalties.repetition)
+        prompt = request.prompt if strict else None
+        changed = apply_penalties(own, sent, penalties.frequency, penalties.presence, penalties.repetition, prompt)
         stops = [token for token in {*request.stop, ends} if token < len(own)]
         rows.append(held_back(changed, len(before), request.min_new_tokens, stops))
     found: Array = torch.stack(rows).numpy() if rows else logits
@@ -113,22 +116,25 @@ def constrained_rows(tokens: Sequence[int], first: int, grammar: Grammar, backen
 
 
 def apply_request_logit_changes(
-    case: Case, request: Request, tokens: Sequence[int], began: Mapping[int, int], logits: Array
+    case: Case, request: Request, tokens: Sequence[int], began: Mapping[int, int], logits: Array, *, strict: bool = False
 ) -> Array | None:
     """logits [n, V] of the rows of a request with these tokens, of which those from the prompt's last on are changed; None: the
     request wants nothing changed.
 
     began  of a row of a round the row that the round began with: what was sent before that counts for its penalties; empty: a
            row counts all that was sent before it, as one token at a time is decoded
+    strict  as in EngineView
     """
     more = logit_changes(request, logits.shape[-1])
     if more is None and not request.penalized and request.grammar is None:
         return None
     first = len(request.prompt) - 1
-    sent = logits[first:]
+    sent, added = logits[first:], 0.0 if more is None else np.array(more)
+    sent = sent + added if strict else sent
     if request.penalized:
-        sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, tokens, began, sent)
-    sent = sent if more is None else sent + np.array(more)
+        began = {} if strict else began
+        sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, tokens, began, sent, strict=strict)
+    sent = sent if strict else sent + added
     if request.grammar is not None:
         sent = constrained_rows(tokens, first, request.grammar, case.engine.sglang.grammar_backend, sent)
     changed: Array = np.concatenate([logits[:first], sent])

@@ -1,15 +1,14 @@
-"""Copies of the installed release, with its dist-info, in which something was changed."""
+"""Copies of a release, the installed one unless another is named, with its dist-info, in which something was changed."""
 
 from pathlib import Path
 
-from eagletwin.harness.core.files import installed_version
-from eagletwin.harness.engines.source import INSTALLED, link_tree
+from eagletwin.harness.engines.source import INSTALLED, Source, link_tree
 
 
-def plant(root: Path, *edits: tuple[str, str, str]) -> Path:
+def plant(root: Path, *edits: tuple[str, str, str], source: Source = INSTALLED) -> Path:
     """Make a copy in `root` and edit it: (file below sglang/, text that occurs once, its replacement)."""
-    names = ("sglang", f"sglang-{installed_version('sglang')}.dist-info")
-    link_tree([INSTALLED.root / name for name in names], root, "multimodal_gen")
+    names = (source.engine, f"{source.engine}-{source.called}.dist-info")
+    link_tree([source.root / name for name in names], root, "multimodal_gen")
     for edit in edits:
         change(root, *edit)
     return root

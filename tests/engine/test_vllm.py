@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,17 @@ from eagletwin.harness.check import confirm
 from eagletwin.harness.check.known import KnownBugMatcher
 from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.prove.proof import prove
-from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, VLLMSettings
+from eagletwin.harness.core.case import (
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    ModelRunner,
+    Penalties,
+    Request,
+    Sampling,
+    VLLMSettings,
+)
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Record
@@ -300,6 +310,132 @@ def test_a_planted_fault_of_mtp_is_named(run: Run, name: str) -> None:
     assert (first.rule, first.request, first.round, first.stage) == place
 
 
+# Requests that sample: what decides is hashed from seeds and places.
+
+_WAYS = (Sampling(temperature=0.7, seed=5), Sampling(top_k=20, top_p=0.9), None, Sampling(min_p=0.05))
+_SAMPLER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler"
+
+
+def sampled(case: Case) -> Case:
+    ways = zip(case.requests, cycle(_WAYS), strict=False)
+    return replace(case, requests=tuple(replace(request, sampling=way) for request, way in ways))
+
+
+@pytest.mark.parametrize("settings", [{}, {"draft_sample_method": "probabilistic"}], ids=["greedy", "probabilistic"])
+def test_requests_that_sample_are_equal(run: Run, settings: dict[str, Any]) -> None:
+    trace, verdict = run(sampled(case_of("llama-tiny", "v2", 20, 9, 13, 5, chunk=64, **settings)))
+    assert verdict.status == "equal", verdict
+    assert {"sampled_verify", "coin_refuses"} <= set(verdict.exercised)
+    assert trace.header.fallbacks == ()
+
+
+OF_SAMPLING: dict[str, tuple[Edit, str]] = {
+    "coins and noise of another place": (
+        Edit(
+            target=f"{_SAMPLER}._verify",
+            match="cu_num_logits,\n        pos,",
+            replacement="cu_num_logits,\n        pos + 1,",
+        ),
+        "verify.accept",
+    ),
+    "coins and noise of another seed": (
+        Edit(target=f"{_SAMPLER}._verify", match="sampling_states.seeds.gpu", replacement="sampling_states.seeds.gpu * 0"),
+        "verify.accept",
+    ),
+    "logits are not divided by the temperature": (
+        Edit(
+            target="vllm.v1.worker.gpu.sample.states.SamplingStates.apply_temperature",
+            match="apply_temperature(logits, expanded_idx_mapping, self.temperature.gpu)",
+            replacement="pass",
+        ),
+        "verify.probabilities",
+    ),
+    "a request verifies with the seed of another": (
+        Edit(
+            target="vllm.v1.worker.gpu.sample.states.SamplingStates.add_request",
+            match="self.seeds.np[req_idx] = seed",
+            replacement="self.seeds.np[req_idx] = 7",
+        ),
+        "verify.coins",
+    ),
+    "a draft's probabilities are those of its neighbour": (
+        Edit(
+            target=f"{_SAMPLER}._verify",
+            match="    draft_logits,\n        verify_draft_sampled,",
+            replacement="    draft_logits.roll(1, 1),\n        verify_draft_sampled,",
+        ),
+        "verify.accept",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SAMPLING)
+def test_a_planted_fault_of_sampling_is_named(run: Run, name: str) -> None:
+    edit, rule = OF_SAMPLING[name]
+    settings = {"draft_sample_method": "probabilistic"} if "draft" in name else {}
+    _, verdict = run(sampled(case_of("llama-tiny", "v2", 20, 9, 13, 5, chunk=64, **settings)), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+# Requests that change logits: each row of a round counts the drafts before it, as plain decode does.
+
+
+def changed(case: Case) -> Case:
+    """Penalties, a bias, and both."""
+    penalties, bias = (
+        Penalties(frequency=0.7, presence=-2.0, repetition=1.3),
+        (Bias(token=5, value=8.0), Bias(token=9, value=-4.0)),
+    )
+    more = ({"penalties": penalties}, {"logit_bias": bias}, {"penalties": penalties, "logit_bias": bias})
+    ways = zip(case.requests, more, strict=False)
+    return replace(case, requests=tuple(replace(request, **way) for request, way in ways))
+
+
+def test_penalties_and_biases_are_those_of_plain_decode(run: Run) -> None:
+    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)))
+    assert verdict.status == "equal", verdict
+    assert "penalized" in verdict.exercised
+
+
+def test_penalties_that_count_nothing_that_was_sent_are_named(run: Run) -> None:
+    edit = Edit(
+        target="vllm.v1.worker.gpu.sample.penalties.PenaltiesState.apply",
+        match="self.output_bin_counts,",
+        replacement="self.output_bin_counts * 0,",
+    )
+    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", "verify.accept"), verdict
+
+
+# Async scheduling, which vLLM has by default: a step runs before the output of the one before is known.
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case_of("llama-tiny", "v2", 40, 21, 13, chunk=7, async_scheduling=True),
+        case_of("llama-eagle3", "v2", 40, 21, 13, chunk=128, async_scheduling=True),
+        sampled(case_of("llama-tiny", "v2", 20, 9, 13, 5, chunk=64, async_scheduling=True)),
+        case_of("llama-tiny", "v2", 30, 30, 30, chunk=128, num_gpu_blocks=6, async_scheduling=True),
+    ],
+    ids=["chunks", "eagle3", "sampled", "preempted"],
+)
+def test_steps_that_are_scheduled_ahead_are_equal(run: Run, case: Case) -> None:
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert any("async_scheduling" in shim for shim in trace.header.engine.shims)
+
+
+def test_drafts_that_reach_another_request_are_named_with_async_scheduling(run: Run) -> None:
+    edit = Edit(
+        target="vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
+        match="self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens",
+        replacement="self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens.roll(1, 0)",
+    )
+    _, verdict = run(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64, async_scheduling=True), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal"), verdict
+
+
 # The prefix cache: keys of blocks cover the token after them.
 
 
@@ -509,6 +645,8 @@ REFUSED = {
     "page_size 4": (replace(_CASE, page_size=4), "blocks of its Triton attention"),
     "model": (replace(_CASE, model="mimo-v2"), "its checkpoint is not tried there"),
     "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
+    "sampling": (sampled(case_of("llama-tiny", "v1", 9)), "not driven with model runner V1"),
+    "async": (case_of("llama-tiny", "v1", 9, async_scheduling=True), "async_scheduling with model runner V1"),
     "stream": (replace(_CASE, requests=(replace(_CASE.requests[0], stream=True),)), "stream of request 'a' on vLLM"),
     "room": (
         replace(

@@ -1,7 +1,8 @@
-"""`faults`: how soon `eagletwin fuzz --sglang TREE`, without a hint, finds a one-place fault of SGLang.
+"""`faults`: how soon `eagletwin fuzz --sglang TREE`, or `--vllm TREE`, without a hint, finds a one-place fault of the engine.
 
-Faults are drawn, of the mutants of all functions that some measured case ran and not all did (commands/fuzz/coverage.py), the
-files in turn. Each is planted in a tree of its own. A fault that is not found may be none: two programs may do the same.
+Faults are drawn, of the mutants of all blocks that some case ran, the files in turn: of SGLang a measurement has these blocks
+(commands/fuzz/coverage.py), of vLLM a few cases are run for it, and the Triton kernels that such a block launches count as
+well. Each fault is planted in a tree of its own. A fault that is not found may be none: two programs may do the same.
 """
 
 import ast
@@ -20,19 +21,27 @@ from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.core.run_spec import Engine
+from eagletwin.harness.engines.blocks import blocks_of
+from eagletwin.harness.engines.source import INSTALLED, Source, resolve
 
 from ..engine.planted_trees import plant
-from .mutants.draw import Mutant, mutants_of
+from .common import ROOT
+from .coverage import blocks_at, coverage_of
+from .mutants.corpus import gather
+from .mutants.draw import WRAPPED, Mutant, mutants_of
 
-_FOLDERS = ("speculative", "managers", "mem_cache", "model_executor", "layers", "models")
+_FOLDERS: dict[Engine, tuple[str, ...]] = {
+    "sglang": tuple(f"srt/{name}" for name in ("speculative", "managers", "mem_cache", "model_executor", "layers", "models")),
+    "vllm": ("v1/core", "v1/sample", "v1/spec_decode", "v1/worker", "v1/attention", "model_executor/models"),
+}
 _FILES = (
     "*eagle*",
     "*spec*",
@@ -46,7 +55,14 @@ _FILES = (
     "*logit*",
     "llama*",
     "*mamba*",
+    "*block_table*",
+    "*input_batch*",
+    "*proposer*",
+    "*mimo*",
 )
+# What is noted of vLLM, in one case each of so many blocks of a default search.
+_NOTED, _BLOCKS = ("vllm.v1", "vllm.model_executor.models"), 20
+_MEASURED = ROOT / "build/coverage-vllm.json"
 
 
 class Fault(Struct, frozen=True):
@@ -69,6 +85,7 @@ def faults(
     entry: Annotated[
         list[str] | None, typer.Option(help="An entry of the ledger, in place of drawn faults. Repeatable.")
     ] = None,
+    engine: Annotated[str, typer.Option(help="Whose faults: `sglang` or `vllm`.")] = "sglang",
     seed: Annotated[int, typer.Option(min=0, help="Which faults are drawn.")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Of each search.")] = 2.0,
     at_once: Annotated[int, typer.Option(min=1, help="Searches at the same time, each on two cores of its own.")] = 1,
@@ -77,7 +94,8 @@ def faults(
         "build/faults.jsonl"
     ),
 ) -> int:
-    """How soon a search without a hint finds one-place faults of SGLang."""
+    """How soon a search without a hint finds one-place faults of an engine."""
+    source = INSTALLED if engine == "sglang" else resolve("", convert(engine, Engine))
     write.parent.mkdir(parents=True, exist_ok=True)
     done = [msgspec.json.decode(line, type=Fault) for line in write.read_bytes().splitlines()] if write.exists() else []
     names = {fault.name for fault in done}
@@ -89,9 +107,9 @@ def faults(
         os.sched_setaffinity(0, pairs.get())  # of this thread, and so of the processes that it starts
 
     with ThreadPoolExecutor(at_once, initializer=take_cores) as searches:
-        subjects = {one: LEDGER[one] for one in entry} if entry else {mutant.name: mutant for mutant in drawn(number, seed)}
+        subjects = {one: ENTRIES[one] for one in entry} if entry else {one.name: one for one in drawn(number, seed, source)}
         left = [subject for name, subject in subjects.items() if name not in names]
-        for ended in as_completed([searches.submit(search, subject, minutes, checkout) for subject in left]):
+        for ended in as_completed([searches.submit(search, subject, minutes, checkout, source) for subject in left]):
             fault = ended.result()
             print(f"{fault.code:4} {fault.seconds:6.1f} s {fault.cases:4} cases  {fault.name}  {fault.found}", flush=True)
             with write.open("ab") as end:
@@ -106,14 +124,13 @@ def faults(
     return EXIT_EQUAL
 
 
-def drawn(number: int, seed: int) -> list[Mutant]:
+def drawn(number: int, seed: int, source: Source = INSTALLED) -> list[Mutant]:
     """The faults: one after the other of each file, in an order that is drawn."""
-    from eagletwin.harness.commands.fuzz.coverage import read_coverage
-
-    random, by_file, keys = Random(seed), dict[str, list[Mutant]](), frozenset(read_coverage().by_key())
-    searched = searched_files()
+    random, by_file, keys = Random(seed), dict[str, list[Mutant]](), _executed_keys(source)
+    searched = searched_files(source)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as readers:
-        for file, found in zip(searched, readers.map(_reached, searched, [keys] * len(searched)), strict=True):
+        each_file = readers.map(_reached, [source] * len(searched), searched, [keys] * len(searched))
+        for file, found in zip(searched, each_file, strict=True):
             if found:
                 by_file[file] = random.sample(found, len(found))
     files, each = random.sample(sorted(by_file), len(by_file)), list[Mutant]()
@@ -122,44 +139,61 @@ def drawn(number: int, seed: int) -> list[Mutant]:
     return each[:number]
 
 
-def searched_files() -> list[str]:
-    root, found = INSTALLED.root, set[str]()
-    for folder in _FOLDERS:
+def _executed_keys(source: Source) -> frozenset[str]:
+    """The keys of the blocks that some case ran. vLLM's are measured once."""
+    from eagletwin.harness.commands.fuzz.coverage import Coverage, read_coverage
+
+    if source.engine == "sglang":
+        return frozenset(read_coverage().by_key())
+    if not _MEASURED.exists():
+        ran = ((one.case, blocks_at(source.root, one.ran)) for one in gather(source, 0, _BLOCKS, 0, 1, _NOTED))
+        _MEASURED.parent.mkdir(exist_ok=True)
+        _MEASURED.write_bytes(msgspec.json.encode(coverage_of(source.called, ran)))
+    return frozenset(msgspec.json.decode(_MEASURED.read_bytes(), type=Coverage).by_key())
+
+
+def searched_files(source: Source = INSTALLED) -> list[str]:
+    root, found = source.root, set[str]()
+    for folder in _FOLDERS[source.engine]:
         for pattern in _FILES:
-            found |= {str(file.relative_to(root)) for file in (root / "sglang/srt" / folder).rglob(f"{pattern}.py")}
+            found |= {str(file.relative_to(root)) for file in (root / source.engine / folder).rglob(f"{pattern}.py")}
     return sorted(found)
 
 
-def _reached(file: str, keys: Container[str]) -> list[Mutant]:
+def _reached(source: Source, file: str, keys: Container[str]) -> list[Mutant]:
     """The mutants of a file in blocks with these keys."""
     try:
-        return list(_mutants(file, keys))
+        return list(_mutants(source, file, keys))
     except SyntaxError:
         return []
 
 
-def _mutants(file: str, keys: Container[str]) -> Iterator[Mutant]:
+def _mutants(source: Source, file: str, keys: Container[str]) -> Iterator[Mutant]:
     from eagletwin.harness.commands.fuzz.coverage import key_of
-    from eagletwin.harness.engines.blocks import blocks_of
 
-    text = (INSTALLED.root / file).read_text()
-    ran = {
-        (block.function, block.line)
-        for block, _, _ in blocks_of(ast.parse(text))
-        if key_of(file, block.function, block.branch) in keys
-    }
+    text = (source.root / file).read_text()
+    found = [
+        (block, body) for block, body, _ in blocks_of(ast.parse(text)) if key_of(file, block.function, block.branch) in keys
+    ]
+    ran = {(block.function, block.line) for block, _ in found}
+    launched = set[str]()
+    if source.engine == "vllm":  # a kernel has no blocks of its own: `kernel[grid](...)` is in one
+        nodes = (node for _, body in found for statement in body for node in ast.walk(statement))
+        launched = {node.value.id for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)}
     module = file.removesuffix(".py").replace("/", ".")
-    for mutant in mutants_of(text, module, file):
-        if (mutant.target.removeprefix(f"{module}."), mutant.block) in ran:
+    unfit = [word for word in WRAPPED if word != "jit" or not launched]
+    for mutant in mutants_of(text, module, file, unfit, {*launched, *(function for function, _ in ran)}):
+        function = mutant.target.removeprefix(f"{module}.")
+        if function in launched or (function, mutant.block) in ran:
             yield mutant
 
 
-def search(subject: Mutant | Entry, minutes: float, checkout: Path) -> Fault:
+def search(subject: Mutant | Entry, minutes: float, checkout: Path, source: Source = INSTALLED) -> Fault:
     """Plant the fault and search, as somebody types it. A live bug is planted the other way round: the tree has its fix, and
     `--explain` is to show a case that is wrong without it."""
     live = isinstance(subject, Entry) and subject.remedy is not None
     with tempfile.TemporaryDirectory(prefix="eagletwin-fault-", ignore_cleanup_errors=True) as scratch:
-        root = plant(Path(scratch, "tree"))
+        root = plant(Path(scratch, "tree"), source=source)
         if isinstance(subject, Mutant):
             plant_fault(root / subject.file, subject)
         else:
@@ -167,7 +201,7 @@ def search(subject: Mutant | Entry, minutes: float, checkout: Path) -> Fault:
         shrinking = ["--explain", "--shrink-minutes", "1"] if live else ["--shrink-minutes", "0"]
         options = ["--minutes", str(minutes), *shrinking, "--out", scratch]
         begun = time.monotonic()
-        command = [sys.executable, "-m", "eagletwin", "fuzz", "--sglang", str(root), *options]
+        command = [sys.executable, "-m", "eagletwin", "fuzz", f"--{source.engine}", str(root), *options]
         path = os.pathsep.join([str(checkout.absolute() / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
         cache = _cache_without_corpus(Path(scratch, "cache"))
         searching = subprocess.Popen(

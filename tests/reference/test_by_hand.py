@@ -378,6 +378,8 @@ def test_each_time_once_and_scaled() -> None:
     assert apply_penalties(LOGITS, [0, 0, 1], 0.0, -0.5, 1.0).tolist() == [3.5, -0.5, 2.0, 0.5]
     assert apply_penalties(LOGITS, [0, 0, 1], 1.0, 1.5, 2.0).tolist() == [-1.0, -7.0, 2.0, 0.5]
     assert torch.equal(apply_penalties(LOGITS, [], 1.0, 1.0, 2.0), LOGITS)
+    # vLLM: repetition first, also of the prompt's token 2
+    assert apply_penalties(LOGITS, [0, 0, 1], 1.0, 1.5, 2.0, [2]).tolist() == [-2.0, -4.5, 1.0, 0.5]
 
 
 def test_repetition_is_that_of_transformers() -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import lcm
+from math import lcm, log
 
 import pytest
 import torch
@@ -14,16 +14,15 @@ from torch import Tensor
 from eagletwin.reference.block_verification import beginnings, follow_block, left_over, sample_block
 from eagletwin.reference.cuts import targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
+from eagletwin.reference.hashes import gumbel_noise, murmur3, seeded_coins
 from eagletwin.reference.sampling import (
     EXACT,
     Sampled,
     Thresholds,
     acceptance,
     draw,
-    murmur3,
     sample_chain,
     sample_tree,
-    seeded_coins,
     target_distribution,
 )
 
@@ -286,6 +285,30 @@ def test_the_hash_has_the_published_values() -> None:
     assert murmur3([int.from_bytes(b"test", "little")]) == 0xBA6BD213
     assert murmur3([0xFFFFFFFF]) == 0x76293B50
     assert murmur3([0]) == 0x2362F9DE
+
+
+def test_noise_draws_with_the_rows_probabilities() -> None:
+    """4,000 draws of five tokens: each share is within four deviations of its probability."""
+    row = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], dtype=torch.float64)
+    drawn = [int((row.log() + gumbel_noise(seed, 7, 5)).argmax()) for seed in range(4000)]
+    shares = torch.bincount(torch.tensor(drawn), minlength=5) / 4000
+    assert bool(((shares - row).abs() <= 4 * (row * (1 - row) / 4000).sqrt()).all()), shares
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["bonus", "residual"])
+def test_with_noise_exactly_what_is_drawn_is_possible(refused: bool) -> None:
+    """Of what rejection leaves, or of the target's own; a token within the error of the best is a tie."""
+    row, draft = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.7, 0.1, 0.2]).double()
+    rest, noise = (row - draft).clamp(min=0) if refused else row, torch.tensor([0.0, 0.1, 0.2]).double()
+    right = int((rest.log() + noise).argmax())
+    for bonus in range(3):
+        draws = Draws([0.9] if refused else [], noise=noise, relative=1e-6)
+        drafts, tokens = (draft[None], [0, 0]) if refused else (draft[:0].reshape(0, 3), [0])
+        followed = follow_chain([[row]] * 2, drafts, tokens, draws, Walk([0], bonus), [1e-6] * 2, [0.0])
+        assert (followed.illegal is None) == (bonus == right), (bonus, followed)
+    even = torch.tensor([0.0, log(0.5 / 0.3) - 1e-7, 0.0]).double()
+    followed = follow_chain([[row]], drafts[:0], [0], Draws([], noise=even, relative=1e-6), Walk([0], 1), [0.0], [])
+    assert (followed.illegal, followed.ties) == (None, 1)
 
 
 def test_coins_depend_on_the_seed_the_length_and_the_node() -> None:

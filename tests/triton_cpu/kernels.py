@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 SCALE = tl.constexpr(3)
 
@@ -374,3 +375,9 @@ def random_numbers(seeds, offsets, out, ints, BLOCK: tl.constexpr):
     tl.store(ints + begin + o, tl.randint(seed, at))
     tl.store(out + tl.num_programs(0) * BLOCK + tl.program_id(0), tl.rand(seed, tl.program_id(0)))
     tl.store(ints + tl.num_programs(0) * BLOCK + tl.program_id(0), tl.to_tensor(7) + tl.to_tensor(at).to(tl.int32).max(0))
+
+
+@triton.jit
+def small_logarithms(values, out, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(out + o, libdevice.log1p(tl.load(values + o)))

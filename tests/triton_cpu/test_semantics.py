@@ -16,6 +16,7 @@ from eagletwin.harness.engines.triton_cpu import compiler
 from eagletwin.harness.engines.triton_cpu import language as L
 from eagletwin.harness.engines.triton_cpu import values as V
 from eagletwin.harness.engines.triton_cpu.rewrite import PREFIX
+from eagletwin.reference.hashes import positional_coin
 
 from . import kernels as K
 
@@ -54,6 +55,23 @@ def test_random_numbers_are_those_of_triton(seeds: torch.dtype, offsets: torch.d
     at = torch.tensor([0, 1, 2, 17, 255, 4096, 2**31 - 1, 5], dtype=offsets) << (4 if offsets is torch.int64 else 0)
     seed = torch.tensor([0, 3, -1], dtype=seeds)
     shadowed(K.random_numbers, (3,), seed, at, torch.zeros(27), torch.zeros(27, dtype=torch.int32), BLOCK=8)
+
+
+def test_the_references_coins_are_tritons_random_numbers() -> None:
+    """At positions below 2**31, which is what a row can have."""
+    seeds, places = [0, 3, -1, 2**62 + 5, -(2**63)], [0, 1, 2, 17, 255, 4096, 2**31 - 1, 5]
+    out, ints = torch.zeros(45), torch.zeros(45, dtype=torch.int32)
+    with triton_cpu.installation():
+        K.random_numbers[(5,)](torch.tensor(seeds), torch.tensor(places), out, ints, BLOCK=8)
+    assert out[:40].tolist() == [positional_coin(seed, place) for seed in seeds for place in places]
+
+
+def test_a_logarithm_near_1_is_numpys_which_the_interpreter_lacks() -> None:
+    values, out = torch.tensor([-1.0, -0.99, -1e-7, 0.0, 1e-30, 0.5, 7.0, 3e38]), torch.zeros(8)
+    with triton_cpu.installation():
+        K.small_logarithms[(1,)](values, out, BLOCK=8)
+    assert triton_cpu.fallbacks() == {}
+    torch.testing.assert_close(out, values.log1p(), rtol=2.0**-22, atol=0.0)
 
 
 @pytest.mark.parametrize("out", [torch.float32, torch.float64, torch.int64, torch.int32])

@@ -112,11 +112,8 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     """What neither the cases nor the mode had, each with the option for it."""
     if mode.engine == "vllm":
         others = [name for name, recipe in RECIPES.items() if runs_on(recipe, "vllm") and name not in models]
-        more = [
-            "the other model runner (--only model-runner=v1, or without it)",
-            f"all else that {mode.title} has (docs/guide/vllm.md)",
-        ]
-        return [*([f"recipes: {', '.join(others)} (--only {others[0]})"] if others else []), *more]
+        recipes = [f"recipes: {', '.join(others)} (--only {others[0]})"] if others else []
+        return [*recipes, f"all else that {mode.title} has (docs/guide/vllm.md)"]
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
     left_out = [topic for topic in TOPICS if topic.words not in topics and (mode.device == "cpu" or topic not in PRODUCTION)]
     missing = [f"{topic.words} (--only {topic.key}{_of_topic(topic, mode)})" for topic in left_out]
@@ -285,8 +282,9 @@ def key_of(file: str, function: str, branch: str) -> str:
 def settings_of(case: Case) -> list[Setting]:
     """The engine configuration, setting by setting, and the topics of a case."""
     sizes = [("model", case.model), ("num_steps", case.num_steps), ("topk", case.topk), ("page_size", case.page_size)]
-    own = msgspec.structs.asdict(case.engine.sglang).items()
-    return [*sizes, *((name, str(value)) for name, value in own), *(("topic", topic) for topic in topics_of(case))]
+    own = [one for one in (case.engine.sglang, case.engine.vllm) if one is not None]
+    settings = [setting for one in own for setting in msgspec.structs.asdict(one).items()]
+    return [*sizes, *((name, str(value)) for name, value in settings), *(("topic", topic) for topic in topics_of(case))]
 
 
 def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) -> Measured:

@@ -249,7 +249,7 @@ DTYPES: dict[str, Any] = {
     **{f"float8{kind}": Opaque(f"float8{kind}", 1) for kind in ("e4nv", "e5", "e4b8", "e4b15", "e5b16")},
 }
 
-_NUMPY = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.floor, np.ceil)
+_NUMPY = (np.exp, np.exp2, np.log, np.log1p, np.log2, np.sin, np.cos, np.sqrt, np.floor, np.ceil)
 _HERE: tuple[Callable[..., Any], ...] = (
     *(program_id, num_programs, arange, full, zeros, zeros_like, where, clamp, cdiv, dot, abs),
     *(fma, to_tensor, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, memory.advance),

@@ -6,7 +6,7 @@ from typing import Any
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.inside import violations
+from eagletwin.harness.engines.inside import changes, violations
 from eagletwin.harness.engines.inside.adapter import Live, Reached
 from eagletwin.harness.engines.protocol import Build, Run
 
@@ -16,6 +16,8 @@ PACKAGE = "vllm"
 
 
 def start(build: Build, worker: Any) -> None:  # noqa: ARG001
+    changes.watch_kernels()
+    changes.watch_launches(fast=build.kernels != "interpreter")
     if build.kernels != "interpreter":
         triton_cpu.install(violations.CHECKS[build.kernels])
 

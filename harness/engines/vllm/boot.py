@@ -82,7 +82,11 @@ def build_core(case: Case) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     envs.disable_envs_cache()
-    core = EngineCore(_configuration(case), UniProcExecutor, log_stats=False)
+    configuration = _configuration(case)
+    if settings.async_scheduling:
+        configuration.scheduler_config.async_scheduling = True
+        SHIMS.append("CpuPlatform.check_and_update_config: async_scheduling stays on, which it switches off on a CPU")
+    core = EngineCore(configuration, UniProcExecutor, log_stats=False)
     if core.vllm_config.use_v2_model_runner != (settings.model_runner == "v2"):
         raise NotDriven(f"vLLM does not take model runner {settings.model_runner} for this configuration")
     _add_bias(case, drafter_of(core))
@@ -114,6 +118,7 @@ def _configuration(case: Case) -> Any:
             "method": family_of(recipe).vllm_method,
             "model": str(draft),
             "num_speculative_tokens": case.num_steps,
+            "draft_sample_method": settings.draft_sample_method,
             "disable_lookahead_block_hashes": settings.disable_lookahead_block_hashes,
         },
         compilation_config={"mode": 0, "custom_ops": ["none"]},

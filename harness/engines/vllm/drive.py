@@ -83,6 +83,7 @@ class CoreDrive:
     def run(self, fresh: bool = False) -> None:  # noqa: ARG002  each runner is a fork, which has drained what ran before
         """Run the case to its end. Raises what vLLM raises, EndlessCase or Stopped."""
         self._taps.pools.poison()
+        np.random.seed(0)  # of it vLLM draws the seeds of requests that have none, and other cases ran here before
         usual = self._scheduler.max_num_scheduled_tokens
         with blame.own_code(), contextlib.closing(self._taps):
             try:
@@ -116,7 +117,7 @@ class CoreDrive:
             self.case, more = self._live(self._iteration, self.case)
             self._live = self._live if more else None
         coming = [request for request in self.case.requests if request.id not in self._answers]
-        if self._live is None and not coming and not self._scheduler.has_requests():
+        if self._live is None and not coming and not self._scheduler.has_requests() and not self._core.batch_queue:
             return False
         self._taps.pools.poison(self._blocks.unheld())
         for request in coming:
@@ -127,9 +128,9 @@ class CoreDrive:
                 self._abort(event.request)
         self._set_budget()
         with blame.own_code(inside=False):
-            outputs, ran = self._core.step()
+            outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
-        for output in (one for each in outputs.values() for one in each.outputs):
+        for output in (one for each in (outputs or {}).values() for one in each.outputs):
             self._answers[output.request_id].take(output)
         if 0 <= self._until <= self._iteration:
             raise Stopped(f"after iteration {self._iteration}, as asked")
@@ -152,7 +153,14 @@ class CoreDrive:
         from vllm.v1.request import Request as EngineRequest
 
         ends = [*asked.stop, RECIPES[self.case.model].end_of_sequence] if asked.stop else []
-        params = SamplingParams(max_tokens=asked.max_new_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=ends)
+        wanted: dict[str, Any] = {"temperature": 0.0}
+        if (own := asked.sampling) is not None:
+            wanted = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        if asked.penalties is not None:
+            of = ("frequency", "presence", "repetition")
+            wanted |= {f"{name}_penalty": getattr(asked.penalties, name) for name in of}
+        wanted["logit_bias"] = {bias.token: bias.value for bias in asked.logit_bias} or None
+        params = SamplingParams(max_tokens=asked.max_new_tokens, ignore_eos=True, stop_token_ids=ends, **wanted)
         return EngineRequest(
             request_id=asked.id,
             prompt_token_ids=list(tokens),
@@ -184,7 +192,7 @@ class CoreDrive:
             self._scheduler.max_num_scheduled_tokens = chunk
             return
         running = sum(
-            request.num_tokens_with_spec - request.num_computed_tokens
+            request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             for request in self._scheduler.running
             if request.num_computed_tokens >= request.num_tokens - 1
         )

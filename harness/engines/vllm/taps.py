@@ -4,11 +4,15 @@ One step prefills chunks and verifies rounds in one forward of the target. Then 
 included, and num_steps - 1 times over one row a request. Both runners do so, and call the models in the same way: the taps
 stand around the models and around what proposes, and know of the runners no more than where these are.
 
-What is drafted in a step is verified in a later one, or never: its records wait for that.
+What is drafted in a step is verified in a later one, or never: its records wait for that. With async scheduling a step runs
+before it is known which requests the one before has ended. So the records of a step wait until the scheduler is given its
+output, and those of a request that has ended by then are left out.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +52,34 @@ class _Drafted:
 
 
 @dataclass(slots=True)
+class _Sampled:
+    """What tokens were chosen from, a row for each node. logits, processed [n, V]: before and after what requests ask for;
+    drafts [requests, num_steps, V]: of the draft, where it draws; places [n] and seeds [requests]: what all choices are hashed
+    from; ends [requests + 1]: each request's rows."""
+
+    logits: torch.Tensor
+    processed: torch.Tensor
+    drafts: torch.Tensor | None
+    places: Array
+    seeds: list[int]
+    ends: list[int]
+
+    def of(self, number: int, accepted: int, temperature: float) -> tuple[dict[str, int], dict[str, Array]]:
+        """Of the request of this number, which accepted so many nodes."""
+        rows = slice(self.ends[number], self.ends[number + 1])
+        kept = slice(rows.start, rows.start + accepted)
+        tensors = {
+            "target_logits": self.logits[kept],
+            "target_probabilities": self.processed[kept].double().softmax(-1).float(),
+        }
+        if self.drafts is not None:
+            drawn = self.drafts[number, : rows.stop - rows.start - 1].double() / temperature
+            tensors["draft_probabilities"] = drawn.softmax(-1).float()
+        arrays = {name: snapshot(tensor) for name, tensor in tensors.items()}
+        return {"seed": self.seeds[number]}, arrays | {"places": self.places[rows]}
+
+
+@dataclass(slots=True)
 class _Scheduled:
     """What the scheduler gives a request in a step. start, known: tokens computed before, and known; drafts: to verify."""
 
@@ -59,7 +91,8 @@ class _Scheduled:
 
 @dataclass(slots=True)
 class _Step:
-    """What a step has computed so far. drafts: [requests, num_steps], or no columns where it drafts for nobody."""
+    """What a step has computed so far. drafts: [requests, num_steps], or no columns where it drafts for nobody. records: which
+    wait, each with its request."""
 
     scheduled: dict[str, _Scheduled]
     target: _Forward | None = None
@@ -67,6 +100,8 @@ class _Step:
     fused: Array | None = None  # what the head of EAGLE-3 makes its states of
     last: Array | None = None  # row of the batch that each request proposes from
     drafts: Array | None = None
+    sampled: _Sampled | None = None
+    records: list[tuple[str, Call]] = field(default_factory=list)
 
 
 class StepTaps:
@@ -85,15 +120,20 @@ class StepTaps:
         self._drafted: dict[str, _Drafted] = {}
         self._last: dict[tuple[str, str], Array] = {}  # rows of a request as they were recorded, by request and part
         self._forwards = self._batches = 0
-        self._step = _Step({})
+        self._step, self._steps = _Step({}), deque[_Step]()  # the one that runs; those whose output nobody has seen
         self._wraps = Wraps()
         self._taken = set[int]()  # blocks that a step gives to requests, whatever was in them
         self._wraps.method(core.scheduler, "schedule", self._around_schedule)
         self._wraps.method(core.scheduler.kv_cache_manager.block_pool, "get_new_blocks", self._around_new_blocks)
         self._wraps.method(core.scheduler, "update_from_output", self._around_update)
+        self._wraps.method(runner, "sample_tokens", self._around_sample_tokens)
         self._wraps.method(runner.model, "forward", self._around_target)
         self._wraps.method(drafter.model, "forward", self._around_draft)
         self._wraps.method(drafter, "propose", self._around_propose)
+        if self._v2 and case.samples:
+            self._wraps.method(runner.sampler, "sample", self._around_sample)
+            self._wraps.method(runner.rejection_sampler, "_verify", self._around_verify)
+        self._states: Any = runner.sampler.sampling_states if self._v2 else None
         if hasattr(drafter.model, "combine_hidden_states"):
             self._wraps.method(drafter.model, "combine_hidden_states", self._around_fc)
 
@@ -117,6 +157,7 @@ class StepTaps:
                 for name, count in result.num_scheduled_tokens.items()
             }
         )
+        self._steps.append(self._step)
         if result.total_num_scheduled_tokens:
             self._record_owners(cached)
         return result
@@ -171,11 +212,38 @@ class StepTaps:
         self._step.drafts = snapshot(result)
         return result
 
-    def _around_update(self, call: Call, scheduled: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around_sample(self, call: Call, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """No request of the batch verifies drafts: one row each."""
+        kept, mapping, places = logits.clone(), args[1], args[3]
+        tokens, processed = call(logits, *args, **kwargs)
+        self._note_sampled(kept, processed, None, places, mapping, range(len(mapping) + 1))
+        return tokens, processed
+
+    def _around_verify(
+        self, call: Call, logits: Any, drafts: Any, tokens: Any, places: Any, ends: Any, mapping: Any, *more: Any
+    ) -> Any:
+        kept = logits.clone()
+        result = call(logits, drafts, tokens, places, ends, mapping, *more)
+        self._note_sampled(kept, result[0], drafts, places, mapping, ends.tolist())
+        return result
+
+    def _note_sampled(self, logits: Any, processed: Any, drafts: Any, places: Any, mapping: Any, ends: Sequence[int]) -> None:
+        own = None if drafts is None else drafts[mapping.long()].clone()
+        seeds = self._states.seeds.gpu[mapping.long()].tolist()
+        self._step.sampled = _Sampled(logits, processed.clone(), own, snapshot(places), seeds, [*ends])
+
+    def _around_sample_tokens(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """All is computed, and nobody has seen it yet."""
-        if self._step.target is not None:
-            self._record(list(output.req_ids), output.sampled_token_ids)
-        return call(scheduled, output, *args, **kwargs)
+        output = call(*args, **kwargs)
+        output = output.get_output() if hasattr(output, "get_output") else output
+        self._record(list(output.req_ids), output.sampled_token_ids)
+        return output
+
+    def _around_update(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        for name, record in self._steps.popleft().records:
+            if not name or name in self._scheduler.requests:
+                record()
+        return call(*args, **kwargs)
 
     # what is recorded of it
 
@@ -189,8 +257,10 @@ class StepTaps:
         forward: int | None = None,
     ) -> None:
         when = When(self.iteration, self._forwards if forward is None else forward)
-        round = self._rounds.get(request, 0)
-        self._recorder.add(request, round, stage, step=step, when=when, numbers=numbers, tensors=tensors)
+        self._hold(request, self._rounds.get(request, 0), stage, step=step, when=when, numbers=numbers, tensors=tensors)
+
+    def _hold(self, request: str, *what: Any, **more: Any) -> None:
+        self._step.records.append((request, partial(self._recorder.add, request, *what, **more)))
 
     def _record_owners(self, cached: set[int]) -> None:
         """Who owns which slot when a batch begins. cached: the prefix cache's blocks before it was scheduled, which publishes
@@ -199,7 +269,7 @@ class StepTaps:
         owned = {name: self._blocks.table(name) for name in self.seen}
         owners = np.repeat(np.arange(len(owned), dtype=np.int32), [len(slots) for slots in owned.values()])
         still = sorted(cached & self._blocks.cached() - self._taken)
-        self._recorder.add(
+        self._hold(
             "",
             0,
             "batch",
@@ -253,7 +323,8 @@ class StepTaps:
 
     def _record_round(self, name: str, given: _Scheduled, tokens: list[int], batch: "_Batch") -> None:
         """The verification of what was drafted for it, and the draft's forward over its rows."""
-        committed, accepted = given.start, len(tokens)
+        assert batch.step.target is not None
+        committed, accepted = int(batch.step.target.positions[batch.begin]), len(tokens)
         rows = slice(batch.begin, batch.begin + given.tokens)
         kept = slice(batch.begin, batch.begin + accepted)
         steps = {"steps": given.drafts} if given.drafts < self._case.num_steps else {}
@@ -263,6 +334,10 @@ class StepTaps:
         if accepted:
             numbers["bonus"] = tokens[-1]
         tensors = {"predicted": np.array(tokens, np.int64), "accept_index": np.arange(accepted)}
+        asked = self._case.request(name).sampling
+        if asked is not None and batch.step.sampled is not None:
+            more = batch.step.sampled.of(batch.number, accepted, asked.temperature)
+            numbers, tensors = numbers | more[0], tensors | more[1]
         self._add(name, "verify", 0, numbers, tensors)
         self._add(name, "draft.extend_decode", 0, {}, batch.of_extend(kept, rows), batch.forward + 1)
         numbers = {"seq_len": committed + accepted, "in_graph": 0} | batch.skipped

@@ -32,6 +32,8 @@ def _rejection_refusals(case: Case) -> Iterator[Refusal]:
 
 def _seed_refusals(case: Case) -> Iterator[Refusal]:
     hashed = case.engine.sglang.deterministic
+    if case.engine.vllm is not None:  # it hashes the seed of each request, its own where none is given
+        return
     for request in (request for request in case.requests if request.sampling is not None):
         assert request.sampling is not None
         if hashed and request.sampling.min_p > 0:

@@ -18,7 +18,8 @@ from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.reference.cuts import rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Walk, follow_chain, follow_tree
-from eagletwin.reference.sampling import Thresholds, seeded_coins
+from eagletwin.reference.hashes import gumbel_noise, positional_coin, seeded_coins
+from eagletwin.reference.sampling import Thresholds
 
 from ..bounds import log_scale, logs, magnitude, sum_rounding, with_tail
 from ..compare import Place
@@ -41,6 +42,7 @@ class Samples(Rules):
         self._drawn: dict[tuple[float, ...], Record] = {}  # coins -> the round that had them
         self._before: dict[str, list[float]] = {}  # request -> all coins of its round before
         self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
+        self._seeds: dict[str, int] = {}  # request -> what its choices are hashed from, where they are by places
         self._shared = 0  # single coins that are also coins of the round before, or of another request
 
     def first_token(self, place: Place, sampling: Sampling, logits: Array, token: int, index: str) -> None:
@@ -81,8 +83,12 @@ class Samples(Rules):
     def coins(self, number: int, record: Record) -> None:
         """Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin
         of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed,
-        its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24."""
+        its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24. An engine that hashes all
+        of them does so from the place of each node, and a seed of the request's own."""
         sampling, place, rule = self._case.sampling_of(record.request), Place(record, "verify"), "verify.coins"
+        if "places" in record.tensors and self._on:
+            self._places(number, record)
+            return
         if "coins" not in record.tensors and self._on:
             if sampling is not None and self._compare.on("verify.accept"):
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
@@ -121,13 +127,26 @@ class Samples(Rules):
                     place, rule, f"coin {shared[0]} (the last is the final one)", "a coin of its own", reported
                 )
 
+    def _places(self, number: int, record: Record) -> None:
+        """From what a round's choices are hashed."""
+        sampling, rule, seed = self._case.sampling_of(record.request), "verify.coins", record.numbers["seed"]
+        place, first = Place(record, "verify"), record.numbers["seq_len"]
+        places = self._trace.integers(number, "places")
+        self._compare.integers(place, rule, list(range(first, first + len(places))), places, "place of node", 0)
+        asked = None if sampling is None else sampling.seed
+        own = self._seeds.setdefault(record.request, seed if asked is None else asked)
+        self._compare.integers(place, rule, [own], [seed], "seed of round", record.round)
+        other = next((name for name, one in self._seeds.items() if one == seed and name != record.request), "")
+        if other and asked is None and self._compare.on(rule):
+            self._compare.report(place, rule, "seed", "one of its own", f"that of request {other}")
+
     @rule("verify.probabilities", "3.5", weights="yes")
     @stages("verify")
     def targets(self, number: int, record: Record) -> None:
         """Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at
         min_p. Its logits are the reference's, within the bound; the distribution is that of exactly its logits, within the
         roundings of float32."""
-        if not self._on or not {"coins", "target_logits"} <= {*record.tensors}:
+        if not self._on or "target_logits" not in record.tensors:
             return
         replay, round, place = self._replay(record), self._round(record), Place(record, "verify")
         asked = self._case.request(record.request).sampling or _GREEDY
@@ -201,7 +220,7 @@ class Samples(Rules):
         """The draft distribution q that rejection sampling uses is softmax(logits / temperature) of the draft's row that
         proposed the token."""
         # Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts.
-        if not self._on or not {"coins", "draft_probabilities"} <= {*record.tensors}:
+        if not self._on or "draft_probabilities" not in record.tensors:
             return
         round, place = self._round(record), Place(record, "verify")
         layers = self._context.of(Layers).proposed_from(record.request) if self._model.mtp_layers else None
@@ -227,7 +246,8 @@ class Samples(Rules):
     @stages("verify")
     def decisions(self, number: int, record: Record) -> None:
         """What a request that samples must commit: a part of `verify.accept`."""
-        if not self._on or "coins" not in record.tensors or self._case.sampling_of(record.request) is None:
+        by_chance = {"coins", "places"} & {*record.tensors}
+        if not self._on or not by_chance or self._case.sampling_of(record.request) is None:
             return
         round = self._round(record)
         accepted = range(round.committed, round.end)
@@ -242,19 +262,18 @@ class Samples(Rules):
         if parents is None or not self._compare.on(rule):  # no tree: reported where it was made
             return
         drafts = self._trace.tensor(number, "draft_probabilities") if "draft_probabilities" in record.tensors else None
-        coins: list[float] = self._trace.tensor(number, "coins").double().tolist()
-        final = float(self._trace.tensor(number, "final_coins"))
         width = targets.shape[1]
         if not 0 <= bonus < width or len(targets) != len(round.path):
             self._compare.report(place, rule, "bonus token", "a token of the vocabulary, behind the accepted path", bonus)
             return
-        own = [sum_rounding(width)] * len(parents)  # of the engine's own sums
+        draws, logarithms = self._draws(number, record, round, width)
+        own = [sum_rounding(width) + logarithms] * len(parents)  # of the engine's own sums
         rows: list[list[Tensor]] = [[] for _ in parents]
         try:
             for node, row in zip(round.path, targets.double(), strict=True):
                 rows[node] = [row]
             tokens, settings = [round.bonus, *round.drafted], self._case.engine.sglang
-            draws, walk = Draws(coins, final), Walk(round.path, bonus)
+            walk = Walk(round.path, bonus)
             if drafts is None:
                 thresholds = Thresholds(settings.accept_single, settings.accept_acc)
                 followed = follow_tree(rows, tokens, parents, draws, walk, own, thresholds)
@@ -264,15 +283,35 @@ class Samples(Rules):
             self._compare.report(place, rule, "accepted nodes", "a path of the tree", f"{round.path} ({error})")
             return
         self._compare.count_decisions(followed.decisions, followed.ties)
-        self._report(place, followed, coins, final)
+        self._report(place, followed, draws)
 
-    def _report(self, place: Place, followed: Followed, coins: list[float], final: float) -> None:
+    def _draws(self, number: int, record: Record, round: Round, width: int) -> tuple[Draws, float]:
+        """By what a round was decided; and how far off a probability is, of itself, where that was done in logarithms.
+
+        A logarithm in float32 is the logit less a sum's logarithm, and noise comes on top: four roundings of the largest of
+        these, and noise is below 32.
+        """
+        if "places" not in record.tensors:
+            coins: list[float] = self._trace.tensor(number, "coins").double().tolist()
+            return Draws(coins, float(self._trace.tensor(number, "final_coins"))), 0.0
+        places, seed = self._trace.integers(number, "places"), record.numbers["seed"]
+        sampling = self._case.sampling_of(record.request)
+        assert sampling is not None
+        logits = self._trace.array(number, "target_logits") / sampling.temperature
+        relative = 2.0**-22 * (float(magnitude(logits).max(initial=0.0)) + 32)
+        coins = [positional_coin(seed, place) for place in places]
+        noise = gumbel_noise(seed, places[min(round.path[-1], len(places) - 1)], width)
+        return Draws(coins, noise=noise, relative=relative), relative
+
+    def _report(self, place: Place, followed: Followed, draws: Draws) -> None:
         wrong = followed.illegal
         if wrong is not None:
-            coin = final if wrong.kind == "bonus" else coins[wrong.node]
+            coin = draws.final if wrong.kind == "bonus" else draws.coins[wrong.node]
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             by = f" (by {wrong.by:.3g})" if math.isfinite(wrong.by) else ""  # whatever the coin
-            expected, actual = f"coin {coin:.6g}: {wrong.why}", f"token {wrong.token} {reported}{by}"
+            hashed = draws.noise is not None and wrong.kind == "bonus"
+            expected = f"noise of its place: {wrong.why}" if hashed else f"coin {coin:.6g}: {wrong.why}"
+            actual = f"token {wrong.token} {reported}{by}"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
 
 

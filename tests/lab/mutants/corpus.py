@@ -23,7 +23,7 @@ from eagletwin.harness.check.known import KnownBugMatcher, with_workarounds
 from eagletwin.harness.commands.fuzz.looking import BlockRunner, CaseSeen
 from eagletwin.harness.commands.fuzz.options import Plan
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Engine, Mode, RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE
 from eagletwin.harness.engines.host import Host
@@ -87,12 +87,13 @@ def gather(source: Source, seed: int, blocks: int, asking: int, each: int, modul
     """Up to `each` equal cases of each of the first `blocks` blocks of a default search, and of the first `asking` blocks of a
     search for each thing that requests may ask for. modules: whose blocks are noted; of none, all that a process
     ran of the speculative workers since it began."""
-    searches = {told: (_asking(told), range(asking if told else blocks)) for told in ("", *FIELDS)}
-    return gather_blocks(source, CPU, seed, searches, each, modules)
+    engine = source.engine
+    searches = {told: (_asking(told, engine), range(asking if told else blocks)) for told in ("", *FIELDS)}
+    return gather_blocks(source, Mode(engine=engine), seed, searches, each, modules)
 
 
-def _asking(told: str) -> SearchConstraints:
-    return SearchConstraints(asks=(told,) if told else (), production=True)
+def _asking(told: str, engine: Engine) -> SearchConstraints:
+    return SearchConstraints(asks=(told,) if told else (), production=engine == "sglang", engine=engine)
 
 
 def gather_blocks(
@@ -111,24 +112,24 @@ def gather_blocks(
             plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
             looking = BlockRunner(matcher, plan)
             for number in numbers:
-                for known in islice(_equal(looking, number, Path(folder)), each):
+                for known in islice(_equal(looking, number, Path(folder), source.engine), each):
                     yield replace(known, told=f"requests with {told}" if told else "")
 
 
-def _equal(looking: BlockRunner, number: int, folder: Path) -> Iterator[Known]:
+def _equal(looking: BlockRunner, number: int, folder: Path, package: str) -> Iterator[Known]:
     """The equal cases of a block."""
     for seen in looking.block(number):
         told = [msgspec.json.decode(file.read_bytes(), type=dict[str, list[int]]) for file in folder.glob("*.json")]
         for file in folder.glob("*.json"):
             file.unlink()
         if isinstance(seen, CaseSeen) and seen.block == number and seen.verdict.status == "equal" and not seen.known:
-            ran = {_short(path): tuple(lines) for one in told for path, lines in one.items() if lines}
+            ran = {_short(path, package): tuple(lines) for one in told for path, lines in one.items() if lines}
             yield Known(seen.block, seen.case, seen.mended, seen.view, ran)
 
 
-def _short(path: str) -> str:
-    """The file, from SGLang's own folder on."""
-    return path[path.rindex("/sglang/") + 1 :]
+def _short(path: str, package: str) -> str:
+    """The file, from the engine's own folder on."""
+    return path[path.rindex(f"/{package}/") + 1 :]
 
 
 class _Noting:

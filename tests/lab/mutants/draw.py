@@ -6,7 +6,7 @@ call, a condition. Nothing is mutated that no number depends on: what is raised,
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -86,12 +86,14 @@ class Mutant(Struct, frozen=True, kw_only=True):
 
 
 # Decorators under which an engine's function is not a plain one: it is compiled elsewhere, or is asked for as a value.
-_WRAPPED = ("jit", "property", "setter", "compile", "overload", "cache")
+WRAPPED = ("jit", "property", "setter", "compile", "overload", "cache")
 
 
-def mutants_of(source: str, module: str, file: str, unfit: Sequence[str] = _WRAPPED) -> Iterator[Mutant]:
+def mutants_of(
+    source: str, module: str, file: str, unfit: Sequence[str] = WRAPPED, of: Container[str] | None = None
+) -> Iterator[Mutant]:
     """All mutants of a module, each once: two that make the same program are one. unfit: words in decorators of functions that
-    are left out."""
+    are left out; of: the functions that are not, by their names in the module; None: all."""
     tree = ast.parse(source)
     block_at = {
         id(node): block.line
@@ -100,6 +102,8 @@ def mutants_of(source: str, module: str, file: str, unfit: Sequence[str] = _WRAP
         for node in ast.walk(statement)
     }
     for name, function in _functions(tree, unfit):
+        if of is not None and name not in of:
+            continue
         text = _Text(source, function)
         seen = {ast.dump(ast.parse(text.dedented))}
         for node, kind, at, after in _changes(function, text):
