@@ -141,7 +141,7 @@ def _run(asked: Serve, spec: RunSpec) -> int:
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
-    with Zygote(resolve(spec.sglang), spec.mode, front=True) as zygote:
+    with Zygote(resolve(spec.release), spec.mode, front=True) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from eagletwin.harness.engines.host import WouldNotStart
         from eagletwin.harness.families.store import checkpoints

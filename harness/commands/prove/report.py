@@ -64,7 +64,7 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
 
 # entry -> of a target with sliding windows, whatever their length
 _WINDOWS = {
-    "mixed-memory": "with windows SGLang has a prompt in chunks wait for slots: what would end a server elsewhere is late here",
+    "mixed-memory": "with windows a prompt in chunks waits for slots: what would end a server elsewhere is late here",
     "tree-sinks": "no layer of this model has sinks",
     "22958": "these drafts have windows alone, whose slots are filled from the batch's plan, and no padded row is in it",
 }
