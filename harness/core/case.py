@@ -302,6 +302,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What only vLLM has, by the names of its configuration. `num_gpu_blocks` is the size of the KV pool in pages, beside the
     null block.
 
+    eagle_config: an EAGLE-3 head names its layers in `eagle_config` alone, and not at the top of its configuration, too.
     disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
     max_model_len: rows of the longest request; 0: as many as the pool and the recipe have.
@@ -315,6 +316,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_model_len: Annotated[int, Meta(ge=0, le=65536)] = 0
     enable_prefix_caching: bool = False
     disable_lookahead_block_hashes: bool = False
+    eagle_config: bool = False
     whole_budget: bool = False
 
 
