@@ -57,7 +57,7 @@ CASE = {case}
 
 if __name__ == "__main__":
     reproduce(CASE, version={version!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r},
-              patches={patches}{more})
+        patches={patches}{more})
 '''
 
 

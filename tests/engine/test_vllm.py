@@ -281,7 +281,7 @@ def test_a_test_suite_runs_vllm_and_a_failure_is_repeated_by_its_script(tmp_path
     words = ["-q", "-p", "no:cacheprovider", "--eagletwin-vllm", "0.33.0", "--eagletwin-profile", "ci", "test_suite.py"]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "DIVERGED  vllm-chunk-tail on vLLM 0.33.0" in done.stdout
+    assert "DIVERGED  test_a_live_bug on vLLM 0.33.0" in done.stdout
     [script] = tmp_path.glob("eagletwin-runs/*/repro.py")
     assert "--vllm X" in script.read_text()
     again = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
