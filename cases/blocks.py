@@ -9,6 +9,7 @@ request is requested here. Of some blocks the requests meet: they are prefilled 
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any, get_args
 
@@ -18,13 +19,13 @@ from msgspec.structs import replace as replace_fields
 
 from eagletwin.harness.core.case import AttentionBackend, Case, EngineSettings, Event, ModelRunner, Request, Sampling
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import Engine
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, Engine, Mode
 from eagletwin.harness.families import RECIPES, family_of, runs_on
 from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
-from eagletwin.harness.families.valid import VLLM_BLOCK, admits
+from eagletwin.harness.families.valid import VLLM_BLOCK, admits, runs_in
 from eagletwin.harness.families.windows import ENDING
 from eagletwin.reference.sizes import reserved_slots
 
@@ -44,6 +45,7 @@ from .strategies import (
     Focus,
     Kind,
     Sizes,
+    cases,
     greedy_cases,
     sampling_cases,
     with_request_options,
@@ -170,9 +172,10 @@ FEW_REQUESTS = 3  # of a small case
 COMPRESSED = replace(SMALL, prompt=276, common=124)
 
 _LARGE = 16  # one block in so many has large cases for no other reason than that
-AS_RELEASED = 8  # one block in so many runs SGLang as it is; in the others known live bugs are mended
+AS_RELEASED = 8  # one block in so many runs the engine as it is; in the others known live bugs are mended
 # Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
-# things, and bugs that need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
+# things, and bugs that need two. Where the engine runs as it is, one: to tell several known bugs of a case apart takes many
+# runs.
 _EXTRAS = (3, 5, 3, 5, 1, 5, 3, 5)
 _REJECTION = "rejection"
 IN_STEP, SESSION, SEVERAL, ADAPTER = "abort_in_step", "session", "n", "adapter"
@@ -207,9 +210,9 @@ class Block:
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
     asks      what requests may ask for beside (strategies.py)
-    production  settings of how users run SGLang: graphs, overlap, branches of CUDA. What else a block has does not depend on it
+    production  settings of how users run it: graphs, overlap, branches of CUDA. What else a block has does not depend on it
     engine    which runs it
-    stages    of a pipeline, whose scheduler is never paused: SGLang's goes on (docs/findings/pipeline-pause)
+    stages    of a pipeline, whose scheduler is never paused: the engine's goes on (docs/findings/pipeline-pause)
     """
 
     seed: int
@@ -222,7 +225,7 @@ class Block:
     asks: tuple[str, ...] = ()
     stages: int = 1
     production: Mapping[str, Any] = field(default_factory=dict)
-    engine: Engine = "sglang"
+    engine: Engine = DEFAULT_ENGINE
 
     @property
     def probe(self) -> Case:
@@ -273,7 +276,7 @@ class Block:
         if self.stages > 1:
             drawn = drawn.map(without_pauses)
         drawn = with_request_options(drawn, self.asks) if self.asks else drawn
-        return drawn.map(self._launched) if self.production or self.engine != "sglang" else drawn
+        return drawn.map(self._launched) if self.production or self.engine != DEFAULT_ENGINE else drawn
 
     @property
     def sizes(self) -> Sizes:
@@ -308,7 +311,7 @@ class Block:
 
     @property
     def as_released(self) -> bool:
-        """Whether it runs SGLang as it is. The first block does not, since nobody sees its cases until a known bug is told. Nor
+        """Whether it runs the engine as it is. The first does not, since nobody sees its cases until a known bug is told. Nor
         do large cases, but for those of a hierarchical cache, which are all large: they show several bugs at once, and to tell
         which takes a dozen runs."""
         in_turn = self.number % AS_RELEASED == AS_RELEASED // 2
@@ -352,11 +355,11 @@ class SearchConstraints:
     stages: int = 1
     production: bool = False
     beside: tuple[str, ...] = ()
-    engine: Engine = "sglang"
+    engine: Engine = DEFAULT_ENGINE
 
 
 def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
-    """A case that was drawn for SGLang as one for vLLM: with a pool of as many rows, and without what it is not driven with."""
+    """A drawn case as one for vLLM: with a pool of as many rows, and without what it is not driven with."""
     settings = case.engine.sglang
     own = replace_fields(
         case.vllm,
@@ -376,9 +379,26 @@ def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
 
 # Fields of Focus that a search on vLLM holds: chains in its smallest blocks. One block of four is of runner V1, unless it is to
 # have what V1 is not driven with; in half of the others requests ask for one of these.
-_ON_VLLM = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
+_ON_VLLM: dict[str, Any] = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
 _RUNNER_V1 = 0.25
 _ASKED_OF_V2 = ("penalties", "logit_bias")
+
+
+def cases_on(
+    focus: Focus | None = None, *, held: Collection[str] = (), engine: Engine = DEFAULT_ENGINE, **options: Any
+) -> SearchStrategy[Case]:
+    """Cases as `strategies.cases` draws them, of those that an engine runs."""
+    if engine == DEFAULT_ENGINE:
+        return cases(focus, held=held, **options)
+
+    def of(model: str) -> SearchStrategy[Case]:
+        own = replace(focus or Focus(), model=model, **_ON_VLLM)
+        drawn = cases(own, held={*held, *_ON_VLLM, "model"}, **options)
+        return drawn.map(partial(on_vllm, whole_budget=False, ahead=False))
+
+    turns = _turns(SearchConstraints(engine=engine))
+    models = st.sampled_from([*dict.fromkeys(turns)]) if focus is None else st.just(focus.model)
+    return models.flatmap(of).filter(lambda case: runs_in(case, Mode(engine=engine)))
 
 
 def _example(request: Request, asks: Collection[Dimension]) -> Request:
@@ -399,7 +419,7 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     turns, random, guided = _turns(asked), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
-    extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == "sglang" else {}
+    extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == DEFAULT_ENGINE else {}
 
     launches = _launches(seed, number, asked)
 
@@ -545,7 +565,7 @@ def _draw_block(
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
-    branches = branches and not recipe.page  # SGLang runs chains alone of a model that has a page size of its own
+    branches = branches and not recipe.page  # The engine runs chains alone of a model that has a page size of its own
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
     drawn = Focus(
         model=recipe.name,
@@ -618,7 +638,7 @@ def _add_prerequisites(
 
 
 def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any], asks: Collection[str]) -> bool:
-    """Whether the configuration is one that SGLang has, with all that is asked of it."""
+    """Whether the configuration is one that the engine has, with all that is asked of it."""
     recipe = RECIPES[focus.model]
     if sampling == "rejection" and (focus.topk > 1 or not recipe.samples_drafts):
         return False
@@ -627,7 +647,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     if "min_p" in asks and sampling is None:
         return False
     if focus.mixed_chunks and not recipe.is_eagle:
-        return False  # SGLang switches it off
+        return False  # The engine switches it off
     if recipe.window and focus.pool <= recipe.window + focus.page_size:
         return False  # its pool of windows holds no request
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
@@ -635,9 +655,9 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     if SESSION in asks and (not focus.radix_cache or not keeps_sessions(recipe) or focus.host_slots):
         return False
     if ADAPTER in asks and (focus.adaptive or not takes_adapters(recipe)):
-        return False  # SGLang refuses them, or eagletwin has none
+        return False  # The engine refuses them, or eagletwin has none
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
-        return False  # SGLang switches it off
+        return False  # The engine switches it off
     if focus.plain_decode and (sampling is not None or SESSION in asks):
         return False  # it is asked of greedy requests, which are of no session
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")

@@ -24,7 +24,7 @@ from eagletwin.harness.core.case import (
     VLLMSettings,
 )
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, Engine, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, DEFAULT_RUN, Engine, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 # What the files of the ledger take from here besides the classes below.
@@ -148,7 +148,7 @@ class Facts:
     last_bad: str = ""
     hidden: str = ""
     loses: Loses | None = None
-    engine: Engine = "sglang"
+    engine: Engine = DEFAULT_ENGINE
 
     @property
     def state(self) -> str:
@@ -171,7 +171,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """A call of one function of SGLang alone, and the rows that it must answer (engines/sglang/call_function.py makes it).
+    """A call of one function of the engine alone, and the rows that it must answer (engines/sglang/call_function.py makes it).
 
     what   what a row is, before its number: "slots planned for draft decode step"
     words  the call in short, which a measured cell remembers
@@ -188,7 +188,7 @@ class FunctionCall:
 class Probe(Facts):
     """A bug that no case can reach without a GPU, shown by one call. Whole releases are asked.
 
-    revert  undoes the fix on a current SGLang, in memory; remedy: of a live bug, a candidate fix
+    revert  undoes the fix on a current engine, in memory; remedy: of a live bug, a candidate fix
     """
 
     call: FunctionCall
@@ -207,7 +207,7 @@ class OnCuda:
 
     green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, need another
                     candidate fix, or have another bug there, which is mended on both sides; None: the entry's
-    eager           the green side's without graphs, where SGLang has the fault in another function as well
+    eager           the green side's without graphs, where the engine has the fault in another function as well
     triton_alone    why no other attention backend than Triton's has it, or its candidate fix; empty: others do
     max_new_tokens  of the case, so many that not every draw is the best token: coins differ from a CPU's. 0: the case's
     modes           modes of tests/lab/gpu/plan.py in which it is proven in addition to the usual ones
@@ -253,7 +253,7 @@ class Entry(Facts):
 
     One of these tells the two sides apart:
 
-    revert    undoes the fix on a current SGLang, in memory
+    revert    undoes the fix on a current engine, in memory
     remedy    of a live bug: a candidate fix
     view      of a live bug that the judge declares and follows: the view in which it is a divergence
     """

@@ -103,7 +103,7 @@ def cannot_be_in(entry: Entry, model: str) -> str:
     if home.target.index is not None and recipe.target.index is None:
         return "it is about sparse attention, and this model has none"
     if recipe.frozen and needs.attention:
-        return "it is about a backend that SGLang's class of this model refuses"
+        return "it is about a backend that the engine's class of this model refuses"
     if home.target.latent is not None and recipe.target.latent is None and needs.attention:
         return "it is about the latent branch of a backend, and this model has none"
     if home.target.compressed is not None and recipe.target.compressed is None:

@@ -116,7 +116,7 @@ PAGE_SIZES = (1, 4, 16)
 CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent
 PAGES = 16  # of the pool of a model that has a page size of its own, at least
 POOL_SIZES = (512, 96, 128)  # slots, for chains; the small ones run out
-MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what SGLang recommends at most; the case itself may ask for more
+MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what the engine recommends at most; the case itself may ask for more
 TREE_SIZES = (0, 1, 2, 3, 4)
 SMALL_TREE = -1  # fewer nodes than the longest path has: drawn only where it is asked for, as a live bug shows in all of them
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
@@ -241,7 +241,7 @@ class Focus:
 VALUES: dict[str, tuple[Any, ...]] = {one.name: one.metadata["values"] for one in fields(Focus)}
 # Field -> how many of its values are drawn where none is asked for, if not all
 DRAWN = {one.name: one.metadata["drawn"] for one in fields(Focus) if one.metadata["drawn"] < len(VALUES[one.name])}
-# Fields that SGLang's settings have under the same name and with the same value
+# Fields that the engine's settings have under the same name and with the same value
 _SETTINGS = {*VALUES} & {*SGLangSettings.__struct_fields__} - {"max_total_tokens", "adaptive"}
 
 
@@ -260,7 +260,7 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
     if drawn.draft_sink and not drawn.draft_window:
         drawn = replace(drawn, draft_sink=0)
-    if drawn.adaptive:  # SGLang has it for chains of single heads alone
+    if drawn.adaptive:  # The engine has it for chains of single heads alone
         model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
     if page := RECIPES[drawn.model].page:
@@ -316,10 +316,10 @@ def requests(
     """One request, which may begin like one of the `earlier` ones."""
     vocabulary = RECIPES[configuration.model].target.vocab_size
     page = configuration.page_size
-    # what SGLang reserves: room for two rounds ahead, in whole pages
+    # what the engine reserves: room for two rounds ahead, in whole pages
     room = configuration.pool - 2 * configuration.round_slots - 2 * page
     context, longest = configuration.context_length, sizes.prompt
-    if context:  # what SGLang admits without cutting it down
+    if context:  # what the engine admits without cutting it down
         room, longest = min(room, context - 2), context - 7
     max_new_tokens = draw(st.integers(1, min(sizes.new_tokens, room - 1)))
     most = min(longest, room - max_new_tokens)

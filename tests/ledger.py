@@ -9,28 +9,30 @@ import re
 import sys
 import textwrap
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules
 
 from eagletwin.cases import ledger
 from eagletwin.cases.entry import Entry, Known, Probe
-from eagletwin.cases.ledger import LEDGER, PROBES
+from eagletwin.cases.ledger import ENTRIES, LEDGER, PROBES
 from eagletwin.cases.reach import on_a_cpu, why_unreachable
+from eagletwin.harness.core.run_spec import ENGINES, TITLES, Engine
 from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.rules import catalogue
 
-from .findings.attempt import FINDINGS, patched
+from .findings.attempt import BELOW, FINDINGS, patched, root_of
 from .findings.attempt import changed as files_of
-from .upstream.attempt import TEST, changed_files, diff_of, name_of_test, package
+from .upstream.attempt import TEST, changed_files, diff_of, name_of_test
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COMMAND = "python -m tests.ledger"
 _MADE = "The candidate fix of "
 Files = dict[Path, str]  # and what stands in each
-KNOWN: tuple[Known, ...] = (*LEDGER.values(), *PROBES.values())
+KNOWN: tuple[Known, ...] = (*LEDGER.values(), *PROBES.values())  # of SGLang, whose flags and recordings documents list
+_ALL: tuple[Known, ...] = (*ENTRIES.values(), *PROBES.values())
 
 # A bug's section is the first one of whose words its trigger has one.
 SECTIONS = {
@@ -133,9 +135,13 @@ def folder_of(bug: Known) -> str:
 
 
 def by_harm() -> str:
-    """docs/findings/README.md: findings that upstream can take, those of default flags first, then by harm; and live bugs that
-    have no folder. What a report does not say is empty."""
-    live = {folder_of(bug): bug for bug in reversed(KNOWN) if not bug.fixed}
+    """docs/findings/README.md: of each engine findings that upstream can take, those of default flags first, then by harm; and
+    live bugs that have no folder. What a report does not say is empty."""
+    return "\n".join(f"### {TITLES[engine]}\n\n{_by_harm(engine)}" for engine in ENGINES)
+
+
+def _by_harm(engine: Engine) -> str:
+    live = {folder_of(bug): bug for bug in reversed(_ALL) if not bug.fixed and bug.engine == engine}
     rows = sorted((*_harm(name)[:2], name, *_harm(name)[2:]) for name in live if (FINDINGS / name).is_dir())
     without = [f"`{name}` ({bug.title})" for name, bug in sorted(live.items()) if not (FINDINGS / name).is_dir()]
     lines = [
@@ -143,7 +149,9 @@ def by_harm() -> str:
         for rare, _, name, harm, threads in rows
     ]
     head = ["| finding | | by default | harm | related threads |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *lines, "", f"Live entries that have no folder: {'; '.join(without)}.", ""])
+    return "\n".join(
+        [*head, *lines, "", *([f"Live entries that have no folder: {'; '.join(without)}.", ""] if without else [])]
+    )
 
 
 def _harm(folder: str) -> tuple[bool, int, str, str]:
@@ -174,9 +182,15 @@ def upstream() -> str:
 
 
 def fix_of(bug: Known) -> str:
-    """The candidate fix as a patch of the installed release."""
+    """The candidate fix as a patch of the newest release."""
     assert bug.remedy is not None
-    return f"{_MADE}{bug.id}, as `{COMMAND}` writes it.\n\n" + diff_of(changed_files(package().parent, bug.remedy.edits))
+    changed = changed_files(root_of(bug.engine), bug.remedy.edits)
+    return f"{_MADE}{bug.id}, as `{COMMAND}` writes it.\n\n" + diff_of(changed, _below(bug))
+
+
+def _below(bug: Known) -> str:
+    """What stands before the package in a checkout."""
+    return BELOW[bug.engine].removesuffix(f"{bug.engine}/")
 
 
 def wanted() -> dict[str, Known]:
@@ -184,7 +198,7 @@ def wanted() -> dict[str, Known]:
     alone shows may have one. Of several in one folder: the one of its name."""
     return {
         folder_of(bug): bug
-        for bug in (*reversed(KNOWN), *(one for one in KNOWN if one.id == folder_of(one)))
+        for bug in (*reversed(_ALL), *(one for one in _ALL if one.id == folder_of(one)))
         if not bug.fixed
         and bug.remedy is not None
         and (isinstance(bug, Probe) or bug.needs is None or bug.needs.device != "cuda" or (FINDINGS / folder_of(bug)).is_dir())
@@ -192,13 +206,13 @@ def wanted() -> dict[str, Known]:
 
 
 def says_the_same(bug: Known, patch: Path) -> bool:
-    """Whether a patch makes of the installed release the code of the candidate fix, whatever its comments and layout."""
+    """Whether a patch makes of the newest release the code of the candidate fix, whatever its comments and layout."""
     assert bug.remedy is not None
     try:
-        changed = changed_files(package().parent, bug.remedy.edits)
+        changed = changed_files(root_of(bug.engine), bug.remedy.edits)
     except (ValueError, StopIteration, FileNotFoundError):  # it edits what another class or another release has
         return False
-    if {f"python/{file}" for file in changed} != {*files_of(patch)}:
+    if {f"{_below(bug)}{file}" for file in changed} != {*files_of(patch)}:
         return False
     by_hand = patched(patch)
     return all(ast.dump(ast.parse(after)) == ast.dump(ast.parse(by_hand[file])) for file, (_, after) in changed.items())
@@ -227,8 +241,8 @@ def report_of(folder: str) -> str:
 
 ## Reproduction
 
-[{test}]({test}) runs SGLang's own code on a CPU, without a checkpoint.
-In a checkout of SGLang, installed with `pip install -e python`, and with this folder at `FINDING`:
+[{test}]({test}) runs the engine's own code on a CPU, without a checkpoint.
+In an installed checkout, and with this folder at `FINDING`:
 
 ```
 python FINDING/{test}     # fails
@@ -238,7 +252,7 @@ python FINDING/{test}     # passes
 
 ## Environment
 
-SGLang {version("sglang")}, Python 3.11, Linux, CPU; no GPU and no checkpoint are needed.
+{TITLES[bug.engine]} {releases(bug.engine)[-1]}, Python 3.11, Linux, CPU; no GPU and no checkpoint are needed.
 """
 
 
@@ -293,7 +307,7 @@ def main() -> int:
     for name in wanted():
         test = FINDINGS / name / f"test_{name.replace('-', '_')}.py"
         if not test.exists():
-            print(f"{test.relative_to(ROOT)} is to be written: a test that SGLang can take (CONTRIBUTING.md)")
+            print(f"{test.relative_to(ROOT)} is to be written: a test that the engine's project can take (CONTRIBUTING.md)")
     return 0
 
 

@@ -25,7 +25,13 @@ case "${1:-}" in
     echo "$key" > "$root/.venv/.key"
     ;;
   run)
-    words=(${IN_SGLANG:+"$IN_SGLANG"} --minutes "${IN_MINUTES:-10}" --seed "${IN_SEED:-0}")
+    if [ -n "${IN_SGLANG:-}" ] && [ -n "${IN_VLLM:-}" ]; then
+      echo "error: sglang $IN_SGLANG and vllm $IN_VLLM: one engine runs" >&2
+      echo "  so:  nothing was run" >&2
+      echo "  try: leave one of them out" >&2
+      exit 128
+    fi
+    words=(${IN_SGLANG:+"$IN_SGLANG"} ${IN_VLLM:+"$IN_VLLM" --engine vllm} --minutes "${IN_MINUTES:-10}" --seed "${IN_SEED:-0}")
     if [ -n "${IN_BASE:-}" ]; then words+=(--base "$IN_BASE"); fi
     if [ -n "${IN_HISTORY:-}" ]; then words+=(--history "$IN_HISTORY"); fi
     if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then words+=(--summary "$GITHUB_STEP_SUMMARY"); fi

@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch, read_patch
-from eagletwin.harness.core.run_spec import TITLES, Engine
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, TITLES, Engine
 from eagletwin.harness.core.terminal import nearest
 from eagletwin.harness.families.valid import read_case
 
@@ -64,11 +64,11 @@ def entries_in(engine: Engine) -> dict[str, Entry]:
     return {name: entry for name, entry in ENTRIES.items() if entry.engine == engine}
 
 
-LEDGER = entries_in("sglang")
+LEDGER = entries_in(DEFAULT_ENGINE)
 
 
 def patches_of(
-    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, engine: Engine = "sglang"
+    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, engine: Engine = DEFAULT_ENGINE
 ) -> tuple[Patch, ...]:
     """The patches that undo these fixes, apply these candidate fixes, and lie in these files. Raises InputError, also for those
     of another engine."""
@@ -135,7 +135,7 @@ def _matching(name: str) -> list[Entry]:
     return [entry for entry in ENTRIES.values() if entry.id.startswith(f"{name}-")]
 
 
-def ledger_of(names: list[str], engine: Engine = "sglang") -> list[Entry]:
+def ledger_of(names: list[str], engine: Engine = DEFAULT_ENGINE) -> list[Entry]:
     """The entries of these names; of `all`, the whole ledger of this engine. Raises InputError."""
     return [*entries_in(engine).values()] if "all" in names else [entry for name in names for entry in entries_of(name)]
 
@@ -145,7 +145,7 @@ def remedies_of(names: Iterable[str]) -> tuple[Patch, ...]:
     return tuple(remedy for name in names if (remedy := ENTRIES[name].remedy) is not None)
 
 
-def with_probes(names: list[str], engine: Engine = "sglang") -> list[Known]:
+def with_probes(names: list[str], engine: Engine = DEFAULT_ENGINE) -> list[Known]:
     """The same, and the probes: calls of a single function instead of a case, which run on whole releases only."""
     everything = [one for one in PROBES.values() if one.engine == engine]
     probes = everything if "all" in names else [PROBES[name] for name in names if name in PROBES]

@@ -1,4 +1,4 @@
-"""vLLM's bugs of chains: two live ones of its model runner V1, one of MTP layers, and public reports whose fixes are undone.
+"""vLLM's bugs of chains: live ones of each model runner and of MTP layers, and public reports whose fixes are undone.
 
 vllm-chunk-tail: at the end of a chunk that is not the last, V1 gives the drafter the last token that is known, and that is the
 prompt's last: `num_tokens_no_spec` counts the whole prompt. Row K-1 of a chunk that ends at K must consume x[K]. It is SGLang's
@@ -12,6 +12,11 @@ draft's KV, for the life of the request. V2 clamps the positions of the long req
 vllm-33299 (issue #33299): MTP layers make the embedding zero where the position is 0. Token ids are shifted before, and row 0
 consumes x[1], as in training (DeepSeek-V3, equation 21): a mask of x[0] has nothing to hide. One row of the draft's KV is wrong
 for the life of each request. transformers' MtpLayer has no mask.
+
+vllm-eagle-config: model runner V2 does not read the layers that an EAGLE-3 head names in `eagle_config`, and takes the default
+ones: 2, half of the layers, all but 3. V1 reads them (issue #40551 is about heads that accept less on V2). Where as many
+layers come of it, the head reads other states, without a message. The smallest target has four, of which the default names
+two: there the drafter ends with shapes that do not fit.
 
 vllm-26498 (issue #26191, PR #26498): with the padded drafter batch, draft steps after the first attended to the rows of
 rejected drafts, since `seq_lens` counted them.
@@ -43,9 +48,12 @@ _OLD: dict[str, Any] = {
 }
 
 
-def _case(*requests: Request, runner: ModelRunner = "v1", max_model_len: int = 0, **more: Any) -> Case:
+def _case(
+    *requests: Request, runner: ModelRunner = "v1", max_model_len: int = 0, eagle_config: bool = False, **more: Any
+) -> Case:
     """Of vLLM: blocks of its Triton attention have 16 rows and more."""
-    settings = EngineSettings(vllm=VLLMSettings(model_runner=runner, max_model_len=max_model_len))
+    own = VLLMSettings(model_runner=runner, max_model_len=max_model_len, eagle_config=eagle_config)
+    settings = EngineSettings(vllm=own)
     usual: dict[str, Any] = {"page_size": 16, "engine": settings}
     return small_case(*requests, **(usual | more))
 
@@ -127,6 +135,26 @@ ENTRIES = (
             Request(id="b", prompt=tuple(n % 61 for n in range(53)), max_new_tokens=7),
             max_model_len=64,
             num_steps=3,
+        ),
+    ),
+    Entry(
+        id="vllm-eagle-config",
+        engine="vllm",
+        title="Model runner V2 ignores the layers that an EAGLE-3 head names in eagle_config",
+        rule="engine.crash",
+        buggy="0.32.0 -",
+        trigger="model runner V2, and an EAGLE-3 head that names its layers in eagle_config alone",
+        loses=Loses("always"),
+        remedy=small_patch(
+            "v2-layers-of-eagle-config",
+            "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils.get_eagle3_aux_layers_from_config",
+            'layer_ids = drafter_config.get("layer_ids")',
+            """layer_ids = drafter_config.get(
+    "eagle_aux_hidden_state_layer_ids"
+) or drafter_config.get("layer_ids")""",
+        ),
+        case=_case(
+            Request(id="a", prompt=(7, 19), max_new_tokens=2), runner="v2", eagle_config=True, model="llama-eagle3-full"
         ),
     ),
     Entry(

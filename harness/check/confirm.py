@@ -32,7 +32,7 @@ REPLAYS = 2
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a check. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt (`report`), and for a
-    changed source tree sglang.patch.
+    changed source tree its patch.
 
     before  the cases that ran before it in the same process, if the verdict depends on them; saved in `folder`/before
     again   the command that repeats it
@@ -100,7 +100,7 @@ def check(
 
 
 def _effect(host: Host, case: Case, run: RunSpec, trace: Trace) -> str:
-    """What the change does to the numbers of an equal case; "" where the SGLang without it is not at hand."""
+    """What the change does to the numbers of an equal case; "" where the engine without it is not at hand."""
     base = base_of(host, run)
     trial = base.look(case, (), run.view) if base is not None else None
     if trial is None or not trial.numbers:
@@ -248,7 +248,7 @@ def minimize_workarounds(
 def needed_in(
     matcher: KnownBugMatcher, alone: Trial, names: Names, view: View, *, last: bool = True, enough: Names = ()
 ) -> Names:
-    """The same on the SGLang of `matcher`. alone: the case with all, in a process of its own.
+    """The same on the engine of `matcher`. alone: the case with all, in a process of its own.
 
     last  no smaller case is made: then the case is also to be right with them once the finding is fixed. The base says so, if
           it is right with all; else as many numbers are to diverge after the first as with all.

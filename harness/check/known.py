@@ -49,7 +49,7 @@ def likeness(one: Kind, other: Kind) -> int:
     return sum(one[name] == other[name] for name in KINDS)
 
 
-# Whether the code that a remedy edits is, in another SGLang, as in the newest release.
+# Whether the code that a remedy edits is, in another tree, as in the newest release.
 
 
 def as_newest(source: Source, remedy: Patch) -> bool:
@@ -221,7 +221,7 @@ def cases_of_change(source: Source, run: RunSpec) -> list[Case]:
 
 def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = False) -> str:
     """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if there is none. All of them are
-    tried, since one that is left out would be called new. beside: it is none if the case is right in the SGLang without what
+    tried, since one that is left out would be called new. beside: it is none if the case is right in the engine without what
     was changed."""
     bug = _cure(host, candidates(case, rule, run, host.source.called), case, run)
     base = base_of(host, run) if bug and beside else None
@@ -246,12 +246,12 @@ def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
     case = replace(case, exercises=())  # with the fix it may do something else
     try:
         return Trials(host, with_workarounds(run, (entry,))).look_alone(case).clean
-    except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
+    except EagletwinError:  # the remedy does not fit this engine, or there is no engine for it
         return False
 
 
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
-    """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
+    """Bugs of this engine that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
     found = [entry for entry in _mendable(run, version) if entry.rule == rule and _is_reachable(entry, case, run.mode)]
     kind = kind_of(case)
@@ -259,7 +259,7 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
 
 
 def may_have(version: str, entry: Entry) -> bool:
-    """Whether an SGLang of this version has the bug; of a fork, or a commit, it may have each that is live."""
+    """Whether an engine of this version has the bug; of a fork, or a commit, it may have each that is live."""
     release = version.partition("+")[0]
     return entry.is_in(release) if release in releases(entry.engine) else not entry.fixed
 
@@ -331,10 +331,10 @@ class Explained:
 
 
 class KnownBugMatcher:
-    """The live bugs of one SGLang, as a search meets them: which of them a case may show, and what is left of a divergence when
+    """The live bugs of one engine, as a search meets them: which of them a case may show, and what is left of a divergence when
     they are mended.
 
-    What it says of a case depends on the SGLang, the case and what it was told alone, so that searches on any number of cores
+    What it says of a case depends on the engine, the case and what it was told alone, so that searches on any number of cores
     agree.
     """
 
@@ -344,7 +344,7 @@ class KnownBugMatcher:
         self.base = base_of(host, run)
         self._mendable = _mendable(run, host.source.called)
         self._unknown = frozenset(unknown)
-        self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
+        self.unfit: set[str] = set()  # entries whose remedy does not fit this engine
         self.unexpected: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
         self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
         self._shows: dict[tuple[str, View], bool] = {}
@@ -371,7 +371,7 @@ class KnownBugMatcher:
         return frozenset[str]().union(*(patch.targets for patch in self.run.patches if patch not in _UNDONE))
 
     def as_proven(self, entry: Entry, view: View) -> bool:
-        """Whether no case has to be run to see that this SGLang has the live bug: what its remedy edits is as in the newest
+        """Whether no case has to be run to see that this engine has the live bug: what its remedy edits is as in the newest
         release, where the tests prove it. A remedy too many mends nothing; sixty cases in advance take minutes."""
         if entry.remedy is None or entry not in self._mendable:
             return False
@@ -382,7 +382,7 @@ class KnownBugMatcher:
         return self._as_newest(entry.remedy)
 
     def right_as_proven(self, entry: Entry) -> bool:
-        """The same of a bug that is fixed, and that this SGLang is thus known not to have."""
+        """The same of a bug that is fixed, and that this engine is thus known not to have."""
         version = self.host.source.called
         return entry.revert is not None and not may_have(version, entry) and self._as_newest(entry.revert)
 
@@ -427,7 +427,7 @@ class KnownBugMatcher:
         return [entry for entry in reached if may_show(entry, case, mode)]
 
     def present(self, case: Case, view: View) -> tuple[Entry, ...]:
-        """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""
+        """Those that this engine was seen to have: the entry's own case breaks its rule here."""
         return tuple(entry for entry in self.applicable(case, view) if self._has(entry, view))
 
     def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = (), told: Collection[str] = ()) -> "Explained":
@@ -457,7 +457,7 @@ class KnownBugMatcher:
         return not alone or trial.header.ending.kind != "finished" or self.host.mode.device != "cpu"
 
     def right_in_base(self, case: Case, applied: Sequence[Entry], view: View) -> bool:
-        """Whether a case is right in the SGLang without the change that is searched, with the same remedies."""
+        """Whether a case is right in the engine without the change that is searched, with the same remedies."""
         return self.base is not None and self.base.right(case, remedies_of(applied), view)
 
     def _counts(self, entry: Entry, view: View) -> bool:
@@ -478,7 +478,7 @@ class KnownBugMatcher:
                 self._shows[key] = trial.verdict.rule == entry.rule
                 if trial.signature is not None and not self._shows[key]:
                     self.unexpected.append((trial, view))
-            except WouldNotStart:  # this SGLang does not run the entry's case at all
+            except WouldNotStart:  # this engine does not run the entry's case at all
                 self._shows[key] = False
         return self._shows[key]
 

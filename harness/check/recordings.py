@@ -14,6 +14,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import SERVER, Inconclusive, RecordedServer, RecordingComparison
 from eagletwin.harness.core.records import Header, ServedModel, accept_lengths
+from eagletwin.harness.core.run_spec import TITLES
 from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
 from eagletwin.harness.core.verdict import Divergence, Verdict
@@ -29,7 +30,7 @@ from .known import may_have
 
 
 def suspects(trace: Trace, rule: str) -> list[Entry]:
-    """Bugs that the server's SGLang may have, which break this rule with such a draft: of layers, plain, a tree; and which are
+    """Bugs that the server's engine may have, which break this rule with such a draft: of layers, plain, a tree; and which are
     there on its device, in its number of stages, and of a request that samples, where it takes one."""
     header = trace.header
     served = header.served
@@ -59,12 +60,13 @@ def _has_what_it_needs(header: Header, entry: Entry) -> bool:
 
 def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
     """The same as paragraphs."""
-    version = trace.header.engine.version
+    engine = trace.header.engine
+    title, version = TITLES[engine.name], engine.version
     found = suspects(trace, rule)
     if not found:
-        yield f"Of the ledger no bug that SGLang {version} may have breaks this rule with such a draft."
+        yield f"Of the ledger no bug that {title} {version} may have breaks this rule with such a draft."
         return
-    yield f"Of the ledger, SGLang {version} may have these, which break this rule with such a draft:"
+    yield f"Of the ledger, {title} {version} may have these, which break this rule with such a draft:"
     for entry in found:
         yield f"{entry.id}: {entry.trigger}. `eagletwin prove {entry.id}` shows it, and its candidate fix."
     yield "A recording cannot be run again, so whether it is one of them is not confirmed."
@@ -398,7 +400,7 @@ def _divergence_of_rank(trace: Trace, number: int, expected: str, actual: str) -
 def _about(server: RecordedRank) -> Iterator[str]:
     said, engine = server.said, server.said.engine
     how = ", ".join(f"{name} {said.arguments[name]}" for name in _SHOWN if name in said.arguments)
-    yield f"{server.folder.name}: SGLang {engine.version}, {engine.worker}, {engine.mode}; {how}."
+    yield f"{server.folder.name}: {TITLES[engine.name]} {engine.version}, {engine.worker}, {engine.mode}; {how}."
     share = f"Recording took {100 * said.share:.2g} % of its time"
     yield f"It saw {count(said.seen, 'request')} and recorded {said.written}. {share}."
     for why, number in sorted(said.skipped.items()):

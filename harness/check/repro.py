@@ -41,7 +41,7 @@ seed        {seed}
 command     {command}
 {difference}
 python {script}              exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
-python {script} --{engine} X   on another {title} than {sglang}: a release or a source tree
+python {script} --{engine} X   on another {title} than {version}: a release or a source tree
 """
 
 import sys
@@ -56,7 +56,8 @@ except BaseException as error:
 CASE = {case}
 
 if __name__ == "__main__":
-    reproduce(CASE, sglang={sglang!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches}{more})
+    reproduce(CASE, version={version!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r},
+        patches={patches}{more})
 '''
 
 
@@ -64,8 +65,8 @@ def write_script(
     folder: Path, case: Case, run: RunSpec = DEFAULT_RUN, *, command: str, source: Source = INSTALLED, seed: int | None = None
 ) -> Path:
     """Write repro.py into a folder, over the one that may be there."""
-    sglang = source.called
-    versions = [f"{run.mode.engine} {sglang}" + (f" in {source.tree}" if source.tree else "")]
+    version = source.called
+    versions = [f"{run.mode.engine} {version}" + (f" in {source.tree}" if source.tree else "")]
     versions += [f"{name} {installed_version(name)}" for name in ("torch", "triton")]
     versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
     text = _TEMPLATE.format(
@@ -77,7 +78,7 @@ def write_script(
         command=_docstring(command),
         difference=_docstring(_difference_text(source)),
         script=SCRIPT,
-        sglang=sglang,
+        version=version,
         engine=run.mode.engine,
         title=run.mode.title,
         where=_where(run, source),
@@ -135,14 +136,14 @@ def literal(value: Any) -> str:
     return pprint.pformat(value, width=118, compact=True, sort_dicts=False)
 
 
-def reproduce(case: dict[str, Any], *, sglang: str, tree: str = "", **how: Any) -> None:
+def reproduce(case: dict[str, Any], *, version: str, tree: str = "", **how: Any) -> None:
     """What a script calls, through eagletwin.door: run the case, print the argument, leave by the exit code of the verdict.
 
-    sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
+    version: the release, or what the source tree in the folder `tree` was called, when the script was made.
     how: the rest of the run: fields of a RunSpec as plain data, with step_timeout and case_timeout in place of its limits.
     """
     keep_bytecode()
-    sys.exit(run_guarded(lambda: _reproduce(case, sglang, tree, _run_of(dict(how)))))
+    sys.exit(run_guarded(lambda: _reproduce(case, version, tree, _run_of(dict(how)))))
 
 
 def _run_of(how: dict[str, Any]) -> RunSpec:
@@ -162,11 +163,11 @@ def _run_of(how: dict[str, Any]) -> RunSpec:
         ) from error
 
 
-def _options(sglang: str, engine: Engine) -> argparse.Namespace | None:
+def _options(version: str, engine: Engine) -> argparse.Namespace | None:
     """What was typed behind the script's name; None: help, which was printed. Raises InputError."""
     parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
-    other = f"run on another {TITLES[engine]} than {sglang}"
-    parser.add_argument(f"--{engine}", metavar="RELEASE|PATH", default="", dest="sglang", help=other)
+    other = f"run on another {TITLES[engine]} than {version}"
+    parser.add_argument(f"--{engine}", metavar="RELEASE|PATH", default="", dest="version", help=other)
     parser.add_argument("--out", type=Path, default=Path("eagletwin-runs"), help="folder for run folders")
     try:
         return parser.parse_args()
@@ -178,29 +179,29 @@ def _options(sglang: str, engine: Engine) -> argparse.Namespace | None:
         ) from stop
 
 
-def _source(chosen: str, tree: str, sglang: str, engine: Engine) -> Source:
-    """The SGLang to run on: the chosen one, or that of the script. Raises InputError if that is another one now."""
-    source = resolve(chosen or tree or sglang, engine)
-    if not chosen and source.called != sglang:
-        made = f" with the {PATCH} next to this script" if "+dirty." in sglang else ""
+def _source(chosen: str, tree: str, version: str, engine: Engine) -> Source:
+    """The engine to run on: the chosen one, or that of the script. Raises InputError if that is another one now."""
+    source = resolve(chosen or tree or version, engine)
+    if not chosen and source.called != version:
+        made = f" with the {PATCH} next to this script" if "+dirty." in version else ""
         raise InputError(
-            f"this case was made on {TITLES[engine]} {sglang}, and {tree} is now at {source.called}",
+            f"this case was made on {TITLES[engine]} {version}, and {tree} is now at {source.called}",
             consequence=f"nothing was run: on another {TITLES[engine]} the same case may end otherwise",
-            remedy=f"bring back {sglang}{made}, or ask another one: --{engine} {tree or source.called}",
+            remedy=f"bring back {version}{made}, or ask another one: --{engine} {tree or source.called}",
         )
-    if source.called != sglang:
+    if source.called != version:
         print(
-            f"note: this case was made on {TITLES[engine]} {sglang}; this is {source.called}, and what follows is about it",
+            f"note: this case was made on {TITLES[engine]} {version}; this is {source.called}, and what follows is about it",
             file=sys.stderr,
         )
     return source
 
 
-def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int:
-    options = _options(sglang, run.mode.engine)
+def _reproduce(raw: dict[str, Any], version: str, tree: str, run: RunSpec) -> int:
+    options = _options(version, run.mode.engine)
     if options is None:
         return EXIT_EQUAL
-    source = _source(options.sglang, tree, sglang, run.mode.engine)
+    source = _source(options.version, tree, version, run.mode.engine)
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
     from eagletwin.harness.engines.machine import missing_for_cuda
@@ -220,15 +221,15 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
         folder = new_run_folder(options.out, case.name)
         outcome = check(engine, case, folder, fitting, again=shlex.join(["python", *sys.argv]))
     show(outcome.text(width()))
-    for line in [*_of_workarounds(outcome.trace, run, fitting), *_of_finding(outcome, run.finding, source.called, sglang)]:
+    for line in [*_of_workarounds(outcome.trace, run, fitting), *_of_finding(outcome, run.finding, source.called, version)]:
         print(f"  {line}")
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)
 
 
 def _engine(host: "Host", case: Case, run: RunSpec) -> "tuple[EngineProcess, RunSpec]":
-    """An engine, and the run with those workarounds alone that fit this SGLang. The bug of one that does not is mended there,
-    or it shows, and the report says so. Raises WouldNotStart."""
+    """The engine process, and the run with those workarounds alone that fit this engine. The bug of one that does not is mended
+    there, or it shows, and the report says so. Raises WouldNotStart."""
     from eagletwin.harness.engines.host import PatchDoesNotApply
 
     with contextlib.suppress(PatchDoesNotApply):
@@ -254,11 +255,11 @@ def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[
             yield f"Not needed here: nothing called what {patch.name} changes."
 
 
-def _of_finding(outcome: "Outcome", finding: str, called: str, sglang: str) -> Iterator[str]:
-    """What became of that which the case showed on the engine's release or tree `sglang`."""
+def _of_finding(outcome: "Outcome", finding: str, called: str, version: str) -> Iterator[str]:
+    """What became of that which the case showed on the engine's release or tree `version`."""
     title = TITLES[outcome.trace.header.engine.name]
     shown = signature_of(outcome.verdict, outcome.trace.header.ending)
     if finding and outcome.verdict.status == "equal":
-        yield f"{'Fixed' if called != sglang else 'Not seen again'}: {finding} does not show on {title} {called}."
+        yield f"{'Fixed' if called != version else 'Not seen again'}: {finding} does not show on {title} {called}."
     elif finding and shown is not None and str(shown) != finding:
         yield f"Not the finding that this script is for, which was {finding}."

@@ -1,4 +1,4 @@
-"""Try many cases quickly, on an SGLang and on the base of its change: reused forks, each verdict remembered, no files left.
+"""Try many cases quickly, on an engine and on the base of its change: reused forks, each verdict remembered, no files left.
 
 What fuzz and the pytest plugin search with. A trial is a first look: whatever it finds is confirmed by check.confirm.
 """
@@ -17,11 +17,11 @@ from eagletwin.cases.entry import Probe
 from eagletwin.cases.ledger import ENTRIES
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
-from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.files import installed_version
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, TITLES, Mode, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, ENGINES, TITLES, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence, Verdict, View
@@ -35,7 +35,7 @@ from eagletwin.harness.judge.judge import judge
 
 
 def judge_run(trace: Trace, run: RunSpec) -> Verdict:
-    """The verdict. A workaround that nothing calls leaves SGLang as it is: that is no doubt about what ran. Nor is it one of a
+    """The verdict. A workaround that nothing calls changes nothing: that is no doubt about what ran. Nor is it one of a
     reproduction that nothing of a tree's changes ran: the finding is gone, and the report says what did not run."""
     verdict = judge(_without_workarounds(trace, run), run.without, run.view)
     if run.finding and runs_no_change(verdict, trace.differs):
@@ -68,7 +68,7 @@ class Trial:
 
     before  the cases that had run in the same process
     until   the scheduler iteration after which it was to stop; -1: it ran to its end
-    differs  in what the SGLang differs from its base, and which of that ran; changes: the same with what patches change
+    differs  in what the tree differs from its base, and which of that ran; changes: the same with what patches change
     """
 
     case: Case
@@ -167,14 +167,14 @@ def _canonical(case: Case) -> bytes:
     return encode_case(replace(case, name="case"))
 
 
-# The SGLang beside which a change is looked at: what a case shows there as well is not the change's.
+# The release or tree beside which a change is looked at: what a case shows there as well is not the change's.
 #
 # A remedy may mend more than its own bug: one that widens a buffer also hides that a change made the buffer too small. So what
 # is wrong with a change and equal with a remedy is a known bug's only if it is wrong without the change, too.
 
 
 class Base:
-    """`run` on the SGLang without the change: a release, as `host` has it. called: what messages call it."""
+    """`run` on the engine without the change: a release, as `host` has it. called: what messages call it."""
 
     def __init__(self, host: Host, run: RunSpec) -> None:
         self.host, self.run = host, run
@@ -205,8 +205,8 @@ class Base:
 
 
 def base_of(host: Host, run: RunSpec) -> Base | None:
-    """What a run is to be compared with: the base that its SGLang names; else of a tree its release, or the one that is
-    installed; of an SGLang that patches change, the same without them, but for remedies of the ledger, which the search is to
+    """What a run is to be compared with: the base that its tree names; else of a tree its release, or the one that is
+    installed; of an engine that patches change, the same without them, but for remedies of the ledger, which the search is to
     look past. None: nothing is changed in it, or no release is at hand."""
     remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in ENTRIES.values()))
     if not (host.source.tree or host.source.base):
@@ -216,17 +216,20 @@ def base_of(host: Host, run: RunSpec) -> Base | None:
     except EagletwinError:  # a release of the cache that is damaged, where there is no network
         release = None
     return (
-        None if release is None else Base(host.beside(release), replace(run, sglang=release.name, patches=remedies, changes=()))
+        None
+        if release is None
+        else Base(host.beside(release), replace(run, release=release.name, patches=remedies, changes=()))
     )
 
 
 def _release_of(tree: Source) -> Source | None:
     """The release that a tree was made from, or the installed one's; None if the tree is that, or it is not at hand."""
     version = tree.called.partition("+")[0]
-    known, newest = releases(tree.engine), installed_version("sglang")
+    known = releases(tree.engine)
+    newest = installed_version(tree.engine) if ENGINES[tree.engine].installed else known[-1]
     if tree.called == version and version in known:
         return None
-    return at_hand(version if version in known else newest if tree.engine == "sglang" else known[-1], tree.engine)
+    return at_hand(version if version in known else newest, tree.engine)
 
 
 # Ask a release by one call: the ledger's probes (cases/entry.py), whose bugs no case reaches without a GPU.
@@ -264,24 +267,32 @@ def probe_text(probe: Probe, verdict: Verdict, release: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# `eagletwin.check`: run a case on SGLang's real worker and judge it, in one call.
+# `eagletwin.check`: run a case on an engine's real worker and judge it, in one call.
 
 
-def check(case: Case, *, sglang: str = "", patches: Sequence[Patch] = (), mode: Mode = CPU) -> Verdict:
-    """Run a case and judge it. A second case of the same SGLang and mode starts in well under a second.
+def check(case: Case, *, patches: Sequence[Patch] = (), mode: Mode = CPU, **engine: str) -> Verdict:
+    """Run a case and judge it. A second case of the same engine and mode starts in well under a second.
 
-    sglang   a release, or the folder of a source tree; empty: the one that is installed
-    patches  changes of that SGLang, in memory
+    engine   the name of an engine, and its release or the folder of a source tree: "" for the usual one, which is the
+             installed one or the newest. Without one the installed engine
+    patches  changes of it, in memory
 
     Raises EagletwinError where no engine starts, a patch does not apply, or the case is not valid.
     """
-    trials = Trials(_host(sglang, mode), RunSpec(mode=mode, patches=tuple(patches)))
-    return trials.look(case).verdict
+    which, named = next(iter(engine.items()), (mode.engine, ""))
+    if len(engine) > 1 or which not in ENGINES:
+        raise InputError(
+            f"check takes one engine, and not {', '.join(engine)}",
+            consequence="nothing was run",
+            remedy=f"name a release or a tree by one of {', '.join(ENGINES)}",
+        )
+    mode = replace(mode, engine=which)
+    return Trials(_host(named, mode), RunSpec(mode=mode, patches=tuple(patches))).look(case).verdict
 
 
 @cache
-def _host(sglang: str, mode: Mode) -> Host:
-    """One process that has imported this SGLang. It ends with this one."""
-    host = Host(source=resolve(sglang, mode.engine), mode=mode)
+def _host(named: str, mode: Mode) -> Host:
+    """One process that has imported this release or tree. It ends with this one."""
+    host = Host(source=resolve(named, mode.engine), mode=mode)
     atexit.register(host.close)
     return host

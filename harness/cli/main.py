@@ -32,7 +32,7 @@ from eagletwin.harness.core.terminal import bound_columns
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Run SGLang's real EAGLE worker next to a slow reference, and report the first number that differs.",
+    help="Run an engine's real EAGLE worker next to a slow reference, and report the first number that differs.",
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
 )
 
@@ -76,7 +76,7 @@ MOVED = {
 
 @app.callback(invoke_without_command=True)
 def top(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Run SGLang's real EAGLE worker next to a slow reference, and report the first number that differs."""
+    """Run an engine's real EAGLE worker next to a slow reference, and report the first number that differs."""
     if version:
         from eagletwin import __version__
 

@@ -1,15 +1,19 @@
-"""`eagletwin check CASE --engine sglang --engine vllm`: one case, one checkpoint, one reference, two verdicts."""
+"""`eagletwin check CASE` on both engines, or on both model runners of one: one checkpoint, one reference, two verdicts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+from msgspec.structs import replace
 
 from eagletwin.harness.check.confirm import Outcome, brief
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, ModelRunner
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
-from eagletwin.harness.core.run_spec import Engine, RunSpec
+from eagletwin.harness.core.run_spec import ENGINES, RunSpec
 from eagletwin.harness.core.terminal import show
+from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.valid import not_driven
@@ -21,50 +25,107 @@ from .prove.proof import worst
 from .result import BothFacts, emit_result
 
 
-def run_on_both(name: str, case: Case, before: Sequence[Case], out: Path, spec: RunSpec) -> int:
-    """Run a case on each engine, as it is released, and say where the two part. Raises InputError for a case that one of them
-    does not run."""
-    runs = [on_engine(spec, engine) for engine in get_args(Engine)]
-    for run in runs:
-        if why := not_driven(case, run.mode):
-            raise nothing_run(f"{case.name} on both engines: {why}", "give one --engine, or a case that both run")
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two. title: what the report calls it; short: of its run folder; again: the command for it alone."""
+
+    title: str
+    short: str
+    case: Case
+    run: RunSpec
+    again: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides. what: "engines"; again: the command that runs both."""
+
+    what: str
+    sides: tuple[Side, ...]
+    again: str
+
+
+def both_engines(name: str, case: Case, spec: RunSpec) -> Pair:
+    """Each engine as it is released. Raises InputError for a run that names code or changes of one engine."""
+    runs = [on_engine(spec, engine) for engine in ENGINES]
+    sides = [Side(run.mode.title, run.mode.engine, case, run, run.command("check", name)) for run in runs]
+    words = [word for engine in ENGINES for word in ("--engine", engine)]
+    return Pair("engines", tuple(sides), f"{runs[0].command('check', name)} {' '.join(words)}")
+
+
+def on_runner(case: Case, runner: Any) -> Case:
+    """The case on this model runner."""
+    return replace(case, engine=replace(case.engine, vllm=replace(case.vllm, model_runner=runner)))
+
+
+def both_runners(name: str, case: Case, spec: RunSpec) -> Pair:
+    """Each model runner of one release or tree."""
+    words = {runner: ("--model-runner", runner) for runner in sorted(get_args(ModelRunner))}
+    sides = [
+        Side(
+            f"runner {runner.upper()} of {spec.mode.title}",
+            runner,
+            on_runner(case, runner),
+            spec,
+            spec.command("check", name, *own),
+        )
+        for runner, own in words.items()
+    ]
+    return Pair("model runners", tuple(sides), spec.command("check", name, *(word for own in words.values() for word in own)))
+
+
+def run_on_both(pair: Pair, before: Sequence[Case], out: Path) -> int:
+    """Run a case on each side, and say where the two part. Raises InputError for a case that one of them does not run."""
+    for side in pair.sides:
+        if why := not_driven(side.case, side.run.mode):
+            raise nothing_run(
+                f"{side.case.name} on both {pair.what}: {why}",
+                "give one --engine and one --model-runner, or a case that both run",
+            )
     matrix, outcomes = Matrix(), list[Outcome]()
     with ExitStack() as stack:
-        for run in runs:
-            host = stack.enter_context(Host(source=resolve("", run.mode.engine), mode=run.mode))
-            title, again = f"{case.name}-{run.mode.engine}", run.command("check", name)
-            question = Question(what=case, name=title, out=out, run=run, again=again, after=tuple(before), known=True)
-            cell = matrix.ask(host, question)
+        hosts = dict[RunSpec, Host]()
+        for side in pair.sides:
+            run, title = side.run, f"{side.case.name}-{side.short}"
+            if run not in hosts:
+                hosts[run] = stack.enter_context(Host(source=resolve(run.release, run.mode.engine), mode=run.mode))
+            first = tuple(replace(one, engine=side.case.engine) for one in before)
+            question = Question(what=side.case, name=title, out=out, run=run, again=side.again, after=first, known=True)
+            cell = matrix.ask(hosts[run], question)
             if (outcome := cell.run) is None:
-                print(f"UNKNOWN  {case.name} on {run.mode.title}\n\n  {cell.error}")
+                print(f"UNKNOWN  {side.case.name} on {side.title}\n\n  {cell.error}")
                 return EXIT_UNKNOWN
             outcomes.append(outcome)
-    code = worst([spec.exit_code(outcome.verdict) for outcome in outcomes])
-    again = " ".join((runs[0].command("check", name), *(f"--engine {run.mode.engine}" for run in runs)))
-    lines = [f"{_line(run, outcome)}\n  folder: {outcome.folder}" for run, outcome in zip(runs, outcomes, strict=True)]
-    parting = _parting(runs, outcomes)
-    show("\n".join([*lines, "", f"  {parting}", "", f"  again: {again}"]))
-    emit_result(BothFacts(runs=[run_facts(outcome) for outcome in outcomes], parting=parting, again=again))
+    code = worst([side.run.exit_code(outcome.verdict) for side, outcome in zip(pair.sides, outcomes, strict=True)])
+    lines = [f"{_line(side, outcome)}\n  folder: {outcome.folder}" for side, outcome in zip(pair.sides, outcomes, strict=True)]
+    parting = _parting(pair.sides, outcomes)
+    show("\n".join([*lines, "", f"  {parting}", "", f"  again: {pair.again}"]))
+    emit_result(BothFacts(runs=[run_facts(outcome) for outcome in outcomes], parting=parting, again=pair.again))
     return code
 
 
-def _line(run: RunSpec, outcome: Outcome) -> str:
+def _line(side: Side, outcome: Outcome) -> str:
     verdict = outcome.verdict
     what = "" if verdict.status == "equal" else f": {brief(verdict)}"
-    return f"{verdict.status.upper()}  {outcome.case.name} on {run.mode.title} {outcome.trace.header.engine.version}{what}"
+    return f"{verdict.status.upper()}  {outcome.case.name} on {side.title} {outcome.trace.header.engine.version}{what}"
 
 
-def _parting(runs: Sequence[RunSpec], outcomes: Sequence[Outcome]) -> str:
-    """Which engine is wrong, and where first; if none is, the first place where they differ, which is a convention."""
-    wrong = [(run.mode.title, outcome.verdict) for run, outcome in zip(runs, outcomes, strict=True)]
-    wrong = [(title, verdict) for title, verdict in wrong if verdict.status != "equal"]
-    if wrong:
-        places = (f"request {v.first.request}, {brief(v)}" if v.first else brief(v) for _, v in wrong)
-        named = (f"{title} ({place})" for (title, _), place in zip(wrong, places, strict=True))
-        rest = "" if len(wrong) > 1 else f"; {next(run.mode.title for run in runs if run.mode.title != wrong[0][0])} is right"
-        return f"Not right: {' and '.join(named)}{rest}."
+def _place(verdict: Verdict) -> str:
+    return f"request {verdict.first.request}, {brief(verdict)}" if verdict.first else brief(verdict)
+
+
+def _parting(sides: Sequence[Side], outcomes: Sequence[Outcome]) -> str:
+    """Which side is wrong, and where first; and the first place where the two differ, which is a convention if both are
+    right."""
+    verdicts = [(side.title, outcome.verdict) for side, outcome in zip(sides, outcomes, strict=True)]
+    wrong = [f"{title} ({_place(verdict)})" for title, verdict in verdicts if verdict.status != "equal"]
     parted = first_parting(*(outcome.trace for outcome in outcomes))
-    titles = " | ".join(run.mode.title for run in runs)
+    titles = " | ".join(side.title for side in sides)
+    if wrong:
+        right = [title for title, verdict in verdicts if verdict.status == "equal"]
+        rest = "; ".join(["", *(f"{title} is right" for title in right)])
+        where = f" They part first at {parted} ({titles})." if parted is not None else ""
+        return f"Not right: {' and '.join(wrong)}{rest}.{where}"
     if parted is None:
         return f"Both are right, and agree in every integer that both record ({titles})."
     return f"Both are right. They part first at {parted} ({titles}): a convention (docs/explanation/conventions.md)."

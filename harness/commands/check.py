@@ -3,17 +3,33 @@
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from eagletwin.cases.ledger import case_of, find_entry
 from eagletwin.cases.reach import unreached_text, why_unreachable
+from eagletwin.harness.core.case import ModelRunner
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import ENGINES, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
-from .options import CHANGES, ENGINE, HOW, JUDGING, LIMITS, OUT, REPEAT, SOURCE, STRICT, WHICH, Names, option, run_options
+from .options import (
+    CHANGES,
+    ENGINE,
+    HOW,
+    JUDGING,
+    LIMITS,
+    OUT,
+    REPEAT,
+    SOURCE,
+    STRICT,
+    WHICH,
+    WHICH_TEXT,
+    Names,
+    option,
+    run_options,
+)
 from .result import emit_result, with_json
 
 if TYPE_CHECKING:
@@ -21,16 +37,15 @@ if TYPE_CHECKING:
     from eagletwin.harness.engines.start import Zygote
 
 
-class _Engine(Enum):
-    """Engine; Typer reads no list of a Literal."""
-
-    sglang = "sglang"
-    vllm = "vllm"
-
-
-ENGINES = option(ENGINE, "engines", list[_Engine], [_Engine.sglang], "ENGINE", "--engine")(
-    "The engine that runs: `sglang`, or `vllm`, for chains of EAGLE and EAGLE-3. Give both, and both run the case, and the "
-    "report says where they part."
+# Typer reads no list of a Literal.
+_Engine = Enum("_Engine", {engine: engine for engine in ENGINES})  # type: ignore[misc]
+EACH = option(ENGINE, "engines", list[_Engine] | None, None, "ENGINE", "--engine", show_default=False)(
+    f"{WHICH_TEXT} Give both, and both run the case, and the report says where they part."
+)
+_Runner = Enum("_Runner", {runner: runner for runner in get_args(ModelRunner)})  # type: ignore[misc]
+RUNNERS = option(ENGINE, "runners", list[_Runner] | None, None, "RUNNER", "--model-runner", show_default=False)(
+    "The model runner of vLLM, in the place of the case's: `v1` or `v2`. Give both, and both run the case, and the report says "
+    "where they part."
 )
 AFTER = option(ENGINE, "after", Names, None, "CASE")(
     "First run this case in the same process, to repeat a state leak between cases. Repeatable."
@@ -38,31 +53,38 @@ AFTER = option(ENGINE, "after", Names, None, "CASE")(
 
 
 @with_json
-@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, (ENGINES, *WHICH[1:]), HOW, LIMITS)
+@run_options((AFTER, OUT), CHANGES, JUDGING, STRICT, REPEAT, SOURCE, (EACH, *WHICH[1:], RUNNERS), HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
     *,
     after: list[str] | None,
-    engines: list[_Engine],
+    engines: list[Enum] | None,
+    runners: list[Enum] | None,
     out: Path,
     spec: RunSpec,
 ) -> int:
-    """Run one case on one engine, or on both, and judge it."""
+    """Run one case on one engine, or on two of them, and judge it."""
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
     chosen, before = case_of(case), _before(case, after or ())
-    if len(set(engines)) > 1:
-        from .both import run_on_both
+    several, named = len(set(engines or ())) > 1, [*dict.fromkeys(runner.value for runner in runners or ())]
+    if several or len(named) > 1:
+        from .both import both_engines, both_runners, run_on_both
 
-        return run_on_both(case, chosen, before, out, spec)
+        return run_on_both((both_engines if several else both_runners)(case, chosen, spec), before, out)
+    if named:
+        from .both import on_runner
+
+        chosen, before = on_runner(chosen, named[0]), tuple(on_runner(one, named[0]) for one in before)
     entry = find_entry(case)
     if entry is not None and why_unreachable(entry, spec.mode):
         # the case would be equal in this mode, and that says nothing about the bug that was named
         print(unreached_text(entry, spec.mode))
         return EXIT_UNKNOWN
-    again = spec.command("check", case, *(word for name in after or () for word in ("--after", name)))
-    with Zygote(resolve(spec.sglang, spec.mode.engine), spec.mode) as zygote:
+    words = [*(("--after", name) for name in after or ()), *(("--model-runner", name) for name in named)]
+    again = spec.command("check", case, *(part for pair in words for part in pair))
+    with Zygote(resolve(spec.release, spec.mode.engine), spec.mode) as zygote:
         zygote.start()  # it imports the engine while this process imports torch
         return _run(zygote, chosen, before, out, spec, again)
 

@@ -15,7 +15,7 @@ import typer
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.files import ABSENT, cache_folder, installed_version
-from eagletwin.harness.core.run_spec import Engine
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, ENGINES, TITLES, Engine
 from eagletwin.harness.core.terminal import count, each, fold, width
 from eagletwin.harness.engines.machine import missing_for_cuda
 from eagletwin.harness.engines.provision import releases as fetched_releases
@@ -25,13 +25,13 @@ from .options import flag, option, run_options
 from .result import DoctorCheckFacts, DoctorFacts, ReleaseFacts, ReleasesFacts, emit_result, with_json
 
 info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
-releases = typer.Typer(add_completion=False, help="The published releases of SGLang.")
+releases = typer.Typer(add_completion=False, help="The published releases of each engine.")
 info.add_typer(releases, name="releases")
 AS_JSON = option("", "as_json", bool, False, "", "--json")("As JSON, for programs.")
 LEDGER_OPTIONS = (
     flag("", "live")("Only bugs that no release has fixed."),
     option("", "release", str, "", "RELEASE", "--in")("Only bugs of this release."),
-    option("", "engine", Engine, "sglang", "ENGINE")("Of this engine, where no entry is named."),
+    option("", "engine", Engine, DEFAULT_ENGINE, "ENGINE")("Of this engine, where no entry is named."),
     AS_JSON,
 )
 
@@ -167,44 +167,50 @@ def models(*, as_json: bool) -> int:
     return EXIT_EQUAL
 
 
+OF_ENGINE = option("", "engine", Engine, DEFAULT_ENGINE, "ENGINE")("Of this engine.")
+
+
 @releases.command("list")
 @with_json
-def releases_list() -> int:
-    """List the releases that `--sglang` accepts, and which of them are in the cache. Fetches nothing."""
-    from eagletwin.harness.engines.provision import releases as known
-    from eagletwin.harness.engines.source import here
-
-    there = here()
-    for name in known():
+@run_options((OF_ENGINE,))
+def releases_list(*, engine: Engine) -> int:
+    """List the releases of an engine that a run can name, and which of them are in the cache. Fetches nothing."""
+    known, there = fetched_releases(engine), here(engine)
+    for name in known:
         print(f"{name:14} {'here' if name in there else 'to be fetched'}")
-    emit_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known()]))
+    emit_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known]))
     return EXIT_EQUAL
 
 
 @releases.command("fetch")
 @with_json
+@run_options((OF_ENGINE,))
 def releases_fetch(
     names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
+    *,
+    engine: Engine,
 ) -> int:
     """Fetch releases, and the packages that they pin, into the cache: for work without a network."""
     from eagletwin.harness.engines.source import resolve
 
     fetched = []
-    for name in each(named_releases(names), "releases", str):
-        paths = [str(path) for path in resolve(name).paths]
+    for name in each(named_releases(names, engine), "releases", str):
+        paths = [str(path) for path in resolve(name, engine).paths]
         fetched.append(ReleaseFacts(name=name, here=True, paths=paths))
         print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
     emit_result(ReleasesFacts(releases=fetched))
     return EXIT_EQUAL
 
 
-def named_releases(names: list[str] | None, engine: Engine = "sglang") -> list[str]:
+def named_releases(names: list[str] | None, engine: Engine = DEFAULT_ENGINE) -> list[str]:
     """The releases of these names; all of them if no name is given. Raises InputError for an unknown release."""
     known = fetched_releases(engine)
     for name in names or ():
         if name not in known:
             raise InputError(
-                f"{name!r} is not a known release", consequence="nothing was done", remedy=f"use some of {', '.join(known)}"
+                f"{name!r} is not a known release of {TITLES[engine]}",
+                consequence="nothing was done",
+                remedy=f"use some of {', '.join(known)}",
             )
     return [name for name in known if name in names] if names else list(known)
 
@@ -267,13 +273,13 @@ NEEDED_GIGABYTES = 2.0
 def examine() -> list[DoctorCheckFacts]:
     python, supported = platform.python_version(), sys.version_info >= (3, 11)
     findings = [_fact("Python", python, "use Python 3.11 or newer", good=supported), _memory(), _cache()]
-    for name in ("torch", "triton", "transformers", "sglang"):
+    for name in ("torch", "triton", "transformers", *(engine for engine, facts in ENGINES.items() if facts.installed)):
         found = installed_version(name)
         absent = found == ABSENT
         findings.append(_fact(name, "not installed" if absent else found, "`make setup`, or install it yourself" * absent))
     able = all(finding.good or not finding.needed for finding in findings)
     findings.append(_cpu_engine() if able else _fact("CPU engine", "not tried: see above", "fix what is red above"))
-    return [*findings, *_cuda(), _releases()]
+    return [*findings, *_cuda(), *map(_releases, ENGINES)]
 
 
 def _fact(what: str, found: str, remedy: str = "", *, good: bool | None = None, needed: bool = True) -> DoctorCheckFacts:
@@ -310,7 +316,7 @@ def _cpu_engine() -> DoctorCheckFacts:
     try:
         with Host() as host:
             host.engine(case)
-            return _fact("CPU engine", f"SGLang {host.version}: scheduler and EAGLE worker stand")
+            return _fact("CPU engine", f"{host.mode.title} {host.version}: scheduler and EAGLE worker stand")
     except EagletwinError as error:
         return _fact("CPU engine", error.cause, "`make setup` installs what it was tested with")
 
@@ -326,11 +332,12 @@ def _cuda() -> list[DoctorCheckFacts]:
     return [_fact("CUDA engine", found, needed=False), *_gpu_tools()]
 
 
-def _releases() -> DoctorCheckFacts:
-    known, there = fetched_releases(), here()
-    rest = "; `--sglang` fetches the one that it names, `eagletwin info releases fetch` all" * (len(there) < len(known))
+def _releases(engine: Engine) -> DoctorCheckFacts:
+    known, there = fetched_releases(engine), here(engine)
+    of = "" if engine == DEFAULT_ENGINE else f" --engine {engine}"
+    rest = f"; `--{engine}` fetches the one that it names, `eagletwin info releases fetch{of}` all" * (len(there) < len(known))
     found = f"{len(there)} of {len(known)} are here: {', '.join(there) or 'none'}{rest}"
-    return _fact("releases", found, needed=False)
+    return _fact(f"{TITLES[engine]} releases", found, needed=False)
 
 
 @info.command()

@@ -1,4 +1,4 @@
-"""`eagletwin judge TRACE`: judge a recorded trace again, or what a server recorded, without SGLang."""
+"""`eagletwin judge TRACE`: judge a recorded trace again, or what a server recorded, without the engine."""
 
 import shlex
 from pathlib import Path
@@ -41,7 +41,7 @@ def judge(
     out: Path | None,
     spec: RunSpec,
 ) -> int:
-    """Judge a recorded trace again, or the requests that a server recorded. Needs no SGLang.
+    """Judge a recorded trace again, or the requests that a server recorded. Needs no engine.
 
     The requests of a server are judged by the rules that need no weights (`eagletwin info rules`); with --target and --draft
     what was drafted and committed, too, and the rows that `record --rows` kept."""

@@ -1,4 +1,4 @@
-"""A matrix of questions and SGLangs: a case as a release or a tree runs it, changed or not, and its verdict.
+"""A matrix of questions and trees: a case as a release or a tree runs it, changed or not, and its verdict.
 
 `prove`, `compare`, `bisect` and the tables of releases and models ask here, and classify the answers.
 """
@@ -29,11 +29,11 @@ from .result import CheckFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of an SGLang.
+    """What is asked of an engine.
 
     what    a case, or a call of one function
     name    of the run folder below `out`
-    run     what is changed in the SGLang, how it is driven, and how the case is judged
+    run     what is changed in the engine, how it is driven, and how the case is judged
     again   the command that repeats it; "": none; None: `check` of the case in the run folder
     once    one run, kept as it is; else a divergence is confirmed in more
     script  the run of the reproduction script in the run folder; None: there is none
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What an SGLang makes of a question: a cell of the matrix.
+    """What an engine makes of a question: a cell of the matrix.
 
     verdict  unknown if nothing ran: `error` says why
     outcome  of a case that ran, with its run folder
@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def run(self) -> Outcome | None:
-        """The outcome; None if this SGLang does not run the case. Raises an error that is the harness's own."""
+        """The outcome; None if this engine does not run the case. Raises an error that is the harness's own."""
         if self.error is not None and not isinstance(self.error, WouldNotStart):
             raise self.error
         return self.outcome
@@ -97,7 +97,7 @@ def refused_cell(error: EagletwinError) -> Cell:
 
 @dataclass(slots=True)
 class Matrix:
-    """Asks SGLangs. One that cannot be imported is tried once: whatever else it is asked has the same answer."""
+    """Asks trees. One that cannot be imported is tried once: whatever else it is asked has the same answer."""
 
     _dead: dict[Host, EagletwinError] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ def run_facts(outcome: Outcome) -> CheckFacts:
 def hosts_of(
     sources: Sequence[Source], mode: Mode = CPU, watched: Sequence[Watch | None] = (None, None)
 ) -> Iterator[list[Host]]:
-    """Hosts of several SGLangs, which are imported at once. watched: what the engines of each look for."""
+    """Hosts of several trees, which are imported at once. watched: what the engines of each look for."""
     with ExitStack() as stack:
         zygotes = [Zygote(source, mode, watch=watch) for source, watch in zip(sources, watched, strict=True)]
         for zygote in zygotes:

@@ -17,6 +17,7 @@ from eagletwin.harness.core.files import check_writable
 from eagletwin.harness.core.run_spec import (
     DEFAULT_LIMITS,
     DEFAULT_RUN,
+    ENGINES,
     Attention,
     Dtype,
     Engine,
@@ -24,6 +25,7 @@ from eagletwin.harness.core.run_spec import (
     Limits,
     Mode,
     RunSpec,
+    chosen_engine,
 )
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.judge.rules import rules_off
@@ -75,7 +77,7 @@ def mode_of(
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
     if prefill and not sizes:
         raise nothing_run(
-            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither", "leave one of them out"
+            f"--prefill-graphs {prefill_graphs} with --graphs none: both are captured, or neither", "leave one of them out"
         )
     if device == "cpu":
         return Mode(graphs=sizes, prefill_graphs=prefill, overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp, attention=attention)
@@ -136,7 +138,7 @@ def check_ranks(tp: int) -> None:
         possible = [str(ranks) for ranks in range(1, max(heads) + 1) if any(number % ranks == 0 for number in heads)]
         raise InputError(
             f"--tp {tp}: KV heads are divided evenly among ranks, and eagletwin's models have {max(heads)}",
-            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
+            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not the engine's",
             remedy=f"use --tp {' or '.join(possible)}",
         )
 
@@ -157,7 +159,7 @@ def check_stages(pp: int, device: str, tp: int, *, overlap: bool) -> None:
     if pp > most:
         raise InputError(
             f"--pp {pp}: each stage has a layer of the target, and eagletwin's models have {most} at most",
-            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
+            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not the engine's",
             remedy=f"use --pp {most} or less",
         )
 
@@ -226,7 +228,7 @@ CHANGES = (
 JUDGING = (
     option(JUDGE, "without", Names, None, "RULE")("Switch a rule off. Repeatable."),
     option(JUDGE, "view", View, DEFAULT_RUN.view, "VIEW")(
-        "How to judge three known deviations of SGLang. `slot_layout`, `last_fed`: accept two approximations. "
+        "How to judge three known deviations of the engine. `slot_layout`, `last_fed`: accept two approximations. "
         "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
         "`committed`: report a row of a multi-layer draft that did not consume the committed token (entry boundary-kv). "
         "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift)."
@@ -243,12 +245,11 @@ SOURCE = (
         "Run this SGLang: a published release, or a source tree. Default: the installed one."
     ),
 )
+WHICH_TEXT = "The engine that runs: `sglang`, the default, or `vllm` (docs/guide/vllm.md has what is covered)."
 WHICH = (
-    option(ENGINE, "engine", Engine, "sglang", "ENGINE")(
-        "The engine that runs: `sglang`, or `vllm`, for chains of EAGLE and EAGLE-3."
-    ),
+    option(ENGINE, "engine", Engine | None, None, "ENGINE", show_default=False)(WHICH_TEXT),
     option(ENGINE, "vllm", str, "", "RELEASE|PATH", show_default=False)(
-        "Run this vLLM: a published release, or a source tree. Default: with --engine vllm the newest release that is known."
+        "Run this vLLM: a published release, or a source tree. Default with --engine vllm: the newest known release."
     ),
 )
 KERNELS = (
@@ -266,7 +267,7 @@ DTYPE = option(ENGINE, "dtype", Dtype, "float32", "TYPE")(
     "Data type of the worker: `float32`, or `bfloat16`: the type of production, in which more choices are ties."
 )
 ATTENTION = option(ENGINE, "attention", Attention, "triton", "BACKEND")(
-    "SGLang's attention backend: `triton`; `fa3` (FlashAttention 3, on a Hopper GPU with --dtype bfloat16, or on a CPU); or, "
+    "The attention backend: `triton`; `fa3` (FlashAttention 3, on a Hopper GPU with --dtype bfloat16, or on a CPU); or, "
     "with --device cuda and --dtype bfloat16, `flashinfer` (for models with heads of 64 and more, such as llama-wide) or "
     "`flashmla` (for chains of models with latent attention, in pages of 64)."
 )
@@ -301,7 +302,7 @@ _SEARCH, _WHERE, _CASES = "Search", "Where it runs", "Cases"
 SEED = option(_SEARCH, "seed", int, 0, "N", min=0)("The same seed draws the same cases.")
 SEARCH = (
     option(_SEARCH, "minutes", float, MINUTES, "MINUTES", min=0.01)(
-        "Time limit of the search, with the import of SGLang. Shrinking has its own limit, --shrink-minutes. A case that "
+        "Time limit of the search, with the import of the engine. Shrinking has its own limit, --shrink-minutes. A case that "
         "is running when time is up runs to its end."
     ),
     option(_SEARCH, "max_cases", int, MAX_CASES, "N", "--cases", min=1)(
@@ -331,7 +332,7 @@ SEARCH = (
         "Do not search: shrink this case file further, whose time was up. --shrink-minutes limits it."
     ),
     flag(_SEARCH, "watch")(
-        "Search the --sglang tree again each time that a file of it is saved: first the cases that ran what is changed, and "
+        "Search the source tree again each time that a file of it is saved: first the cases that ran what is changed, and "
         "what was found last. One line for each save has the verdict; Ctrl-C ends with the last one's exit code."
     ),
     flag(_SEARCH, "explain")(
@@ -381,20 +382,20 @@ _OF_RUN = {one.name for group in (CHANGES, JUDGING, STRICT, REPEAT, SOURCE, WHIC
 def spec_of(given: dict[str, Any]) -> RunSpec:
     """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
-    engine, named = _engine_of(given)
+    engine, named = chosen_engine(given.get("engine"), {engine: given.get(engine, "") for engine in ENGINES})
     files = [Path(file) for file in changes["patch"]]
     if files:
         from eagletwin.harness.engines.source import is_diff  # each command would pay for it as it starts
 
         if diffs := [file for file in files if is_diff(file)]:
-            named = str(_with_diff("sglang" in given, named, diffs, engine))
+            named = str(_with_diff(not given.keys().isdisjoint(ENGINES), named, diffs, engine))
             changes["patch"] = [str(file) for file in files if file not in diffs]
     how = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
     mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **how)
     mode = replace(mode, engine=engine)
     check_kernels(given.get("kernels", "fast"), mode)
     return RunSpec(
-        sglang=named,
+        release=named,
         mode=mode,
         kernels=given.get("kernels", "fast"),
         patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]], engine),
@@ -407,20 +408,10 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
     )
 
 
-def _engine_of(given: dict[str, Any]) -> tuple[Engine, str]:
-    """The engine, and its release or tree. --vllm names both. Raises InputError for a name of the other engine."""
-    of_sglang, of_vllm = given.get("sglang", ""), given.get("vllm", "")
-    engine: Engine = "vllm" if of_vllm else given.get("engine", "sglang")
-    if of_sglang and engine == "vllm":
-        other = f"--vllm {of_vllm}" if of_vllm else "--engine vllm"
-        raise nothing_run(f"--sglang {of_sglang} with {other}: it names an SGLang", "name a vLLM by --vllm, or leave one out")
-    return engine, of_sglang or of_vllm
-
-
 def on_engine(spec: RunSpec, engine: Engine) -> RunSpec:
     """The same run, as that engine is released. Raises InputError for a run that names code or changes of one engine."""
-    if spec.sglang or spec.patches:
-        named = f"--{spec.mode.engine} {spec.sglang}" if spec.sglang else " ".join(spec.changes)
+    if spec.release or spec.patches:
+        named = f"--{spec.mode.engine} {spec.release}" if spec.release else " ".join(spec.changes)
         raise nothing_run(f"{named} with two engines: it is of one", "leave it out, or give one --engine")
     return replace(spec, mode=replace(spec.mode, engine=engine))
 

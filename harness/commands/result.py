@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, Engine
 from eagletwin.harness.core.verdict import Verdict
 
 from .options import JSON, Command, run_options
@@ -50,7 +51,7 @@ class FailedFacts(ResultFacts, kw_only=True):
 
 
 class SaidFacts(ResultFacts, kw_only=True):
-    """Any command that ends before it has a result, as where SGLang would not start."""
+    """Any command that ends before it has a result, as where the engine would not start."""
 
     said: Annotated[str, says("what people read")]
 
@@ -73,10 +74,10 @@ class CheckFacts(ResultFacts, kw_only=True):
 
 
 class BothFacts(ResultFacts, kw_only=True):
-    """A case that ran on both engines."""
+    """A case that ran on both engines, or on both model runners of one."""
 
-    runs: Annotated[list[CheckFacts], says("SGLang's, then vLLM's, as of one engine")]
-    parting: Annotated[str, says("which engine is wrong, and where; if none is, the first place where they differ")]
+    runs: Annotated[list[CheckFacts], says("each as of one engine, by the order of their names")]
+    parting: Annotated[str, says("which one is wrong, and the first place where they differ")]
     again: Annotated[str, says("the command that repeats it")] = ""
 
 
@@ -97,7 +98,7 @@ class SearchFacts(ResultFacts, kw_only=True):
 
 
 class JobFacts(ResultFacts, kw_only=True):
-    """One SGLang and the ledger."""
+    """One release or tree and the ledger."""
 
     folder: Annotated[str, says("the run folder")]
     job: Annotated[dict[str, Any], says("as a line of `--history` has it")]
@@ -202,9 +203,10 @@ class AcceptedFacts(Struct, forbid_unknown_fields=True):
 
 
 class ComparisonFacts(ResultFacts, kw_only=True):
-    """Two SGLangs. [The guide](../guide/compare.md#--json) has what is in the objects."""
+    """Two releases or trees. [The guide](../guide/compare.md#--json) has what is in the objects."""
 
     schema: Annotated[int, says("3")] = 3
+    engine: Annotated[Engine, says("whose they are")] = DEFAULT_ENGINE
     result: Annotated[str, says("`newly broken`, `none newly wrong` or `cannot tell`")]
     headline: Annotated[str, says("how people read the result: `2 NEWLY BROKEN`")]
     sentence: Annotated[str, says("the result in words")]
@@ -265,7 +267,7 @@ class ProveFacts(ResultFacts, kw_only=True):
     seconds: float
     folder: Annotated[str, says("the run folder, which holds this object as proofs.json, and its page")] = ""
     sglang: Annotated[str, says("the SGLang or vLLM that ran, as traces call it; empty: published wheels")] = ""
-    engine: Annotated[str, says("`sglang` or `vllm`")] = "sglang"
+    engine: Annotated[Engine, says("whose it is")] = DEFAULT_ENGINE
     command: Annotated[str, says("the command that repeats it")] = ""
     interrupted: Annotated[bool, says("whether it was ended before all was proven")] = False
 
@@ -384,7 +386,7 @@ NO_RESULT = ("record",)  # it runs a server
 # `--json`: the result of a command as one JSON object, alone on stdout, whatever becomes of the command.
 #
 # A command is decorated with `with_json` and hands its result to `emit_result`. What a person reads then goes to stderr. Where
-# a command ends without a result, as where SGLang would not start, the object has what it said; where it raises, the object
+# a command ends without a result, as where the engine would not start, the object has what it said; where it raises, the object
 # has the error (`print_error`, for every command). docs/reference/json.md has the fields of all.
 
 

@@ -303,6 +303,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     null block.
 
     async_scheduling: a step is scheduled and launched before the output of the one before is looked at: vLLM's default.
+    eagle_config: an EAGLE-3 head names its layers in `eagle_config` alone, and not at the top of its configuration, too.
     disable_lookahead_block_hashes: the key of a block does not cover the token after it, and a hit drops its last block.
     draft_sample_method: whether the drafter takes the best token, or draws one at the request's temperature.
     model_runner: VLLM_USE_V2_MODEL_RUNNER, which of its two runners it is.
@@ -317,6 +318,7 @@ class VLLMSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_model_len: Annotated[int, Meta(ge=0, le=65536)] = 0
     enable_prefix_caching: bool = False
     disable_lookahead_block_hashes: bool = False
+    eagle_config: bool = False
     whole_budget: bool = False
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     async_scheduling: bool = False

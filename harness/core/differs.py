@@ -77,7 +77,7 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     @property
     def about(self) -> str:
-        return f"{self.patch} changes SGLang" if self.patch else f"This tree differs from {self.base}"
+        return f"{self.patch} changes the engine" if self.patch else f"This tree differs from {self.base}"
 
     @property
     def doubt(self) -> str:
@@ -141,7 +141,7 @@ class Differs(Struct, frozen=True, kw_only=True):
 
 
 def doubts_of(each: Sequence[Differs], *, mutual: bool) -> list[str]:
-    """Why what ran on two SGLangs says nothing about what differs between them; [] if it does.
+    """Why what ran on two trees says nothing about what differs between them; [] if it does.
 
     mutual  whether each says in what it differs from the other. Then one of them must have run a difference; else each that was
             changed must have

@@ -88,13 +88,13 @@ class Unwritable(HarnessError):
     def __init__(self, why: str) -> None:
         super().__init__(
             f"a process of the engine cannot write its files: {why}",
-            consequence="nothing is known of SGLang",
+            consequence="nothing is known of the engine",
             remedy="free some space, or give --out, $EAGLETWIN_CACHE and $TMPDIR folders of another disk; see `ulimit -f`",
         )
 
 
 def not_seen(what: str) -> HarnessError:
-    """What to raise where a tap finds that SGLang went another way than the taps know: nothing is known of the numbers."""
+    """What to raise where a tap finds that the engine went another way than the taps know: nothing is known of the numbers."""
     return HarnessError(
         what,
         consequence="the taps did not see what this release does, so the case has no verdict",

@@ -51,7 +51,7 @@ def ends(vocabulary: int) -> list[int]:
 
 def aborted_unread(case: Case, request: Request) -> bool:
     """Whether a request is aborted before the scheduler has read its grammar, which it does in the first iteration after its
-    arrival that is not in a pause. SGLang then has it prefill a token of its own invention, and nothing of its prompt."""
+    arrival that is not in a pause. The engine then has it prefill a token of its own invention, and nothing of its prompt."""
     of_request = [event for event in case.events if event.kind == "abort" and event.request == request.id]
     aborts = [event.at for event in of_request if not event.step]  # inside a step it has been read
     if request.grammar is None or not aborts:
@@ -131,8 +131,8 @@ class _Reader:
 
 
 def as_ebnf(grammar: Grammar) -> str:
-    """In the EBNF that SGLang's backends read. Its root is a rule of its own: where a rule refers to the root, xgrammar 0.2.8
-    refuses tokens of several letters that go on behind a text of it."""
+    """In the EBNF that the engine's backends read. Its root is a rule of its own: where a rule refers to the root, xgrammar
+    0.2.8 refuses tokens of several letters that go on behind a text of it."""
     return "".join(
         ["root ::= rule0\n", *(f"{_name(number)} ::= {_to_ebnf(text)}\n" for number, text in enumerate(grammar.rules))]
     )

@@ -1,6 +1,6 @@
 """Changes to an engine's code in memory, as data: how a fix is undone, or a candidate fix applied. Never to files on disk.
 
-A patch is either SGLang's own reversal of a pull request (`sglang_toggle`), or edits of named functions that quote no more
+A patch is either the engine's own reversal of a pull request (`sglang_toggle`), or edits of named functions that quote no more
 of the engine than the expression they change. The engine adapter applies it; a patch that does not apply is an error.
 """
 

@@ -30,7 +30,7 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
     """What a client asked for.
 
     id       what the records call it
-    rid      what SGLang calls it; where ids are private, a digest of that by the recording's key, the same on each rank
+    rid      what the engine calls it; where ids are private, a digest of that by the recording's key, the same on each rank
     stop     tokens that end it, the model's end-of-sequence tokens among them unless it ignores those
     sampled  whether anything but the best token may be taken
     altered  whether its logits are changed before a token is chosen: by a bias, a penalty, a grammar, a processor

@@ -190,7 +190,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 class Header(Struct, frozen=True, kw_only=True):
     """dtypes (between spaces), shapes: of the tensors of all records, in order. Each is the next numel(shape) numbers of the
-    flat tensor of its dtype, after those before it. differs: in what the SGLang differs from its base. served: of a recording,
+    flat tensor of its dtype, after those before it. differs: in what the engine differs from its base. served: of a recording,
     which has no recipe and none of its numbers (core/recording.py)."""
 
     schema: int
@@ -245,7 +245,7 @@ NODES_OF = (
 
 # What a trace says of a request's answer in numbers: why it ended, and what it was told of the probabilities of tokens.
 
-# What a message counts for a request. UNSAID: this SGLang's message does not have it.
+# What a message counts for a request. UNSAID: this engine's message does not have it.
 COUNTS = (
     "prompt_tokens",
     "completion_tokens",

@@ -1,19 +1,19 @@
-"""One run: on which SGLang or vLLM a case runs, in which mode, what is changed in it, and how it is judged.
+"""One run: on which engine a case runs, in which mode, what is changed in it, and how it is judged.
 
 Everything that names a run is derived from a RunSpec: the options that a person types to have it again, the reproduction
 script, what a search hands to an engine. Imports nothing slow: start.py reads it before torch is there.
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .case import SGLangSettings
-from .errors import EXIT_UNKNOWN, exit_code_of
+from .errors import EXIT_UNKNOWN, InputError, exit_code_of
 from .patch import Patch
 from .verdict import DECLARED_VIEW, Verdict, View
 
@@ -26,7 +26,52 @@ WIDEST: dict[Dtype, int] = {"float32": 16, "bfloat16": 4}
 
 
 Engine = Literal["sglang", "vllm"]
-TITLES = {"sglang": "SGLang", "vllm": "vLLM"}  # what reports call an engine
+
+
+class EngineFacts(NamedTuple):
+    """What is said of an engine where none is named.
+
+    title      what reports call it
+    installed  whether it is a package of this environment, and that one the default; else the newest known release is
+    folder     of a checkout, that holds its package; "": the checkout itself
+    launch     how its server is started
+    older      why releases before those that are known do not run; "": nothing is to be said
+    """
+
+    title: str
+    installed: bool
+    folder: str
+    launch: str
+    older: str = ""
+
+
+ENGINES: dict[Engine, EngineFacts] = {
+    "sglang": EngineFacts("SGLang", True, "python", "python -m sglang.launch_server"),
+    "vllm": EngineFacts("vLLM", False, "", "vllm serve", "older ones have another speculator"),
+}
+DEFAULT_ENGINE: Engine = "sglang"
+TITLES: dict[str, str] = {engine: facts.title for engine, facts in ENGINES.items()}
+
+
+def chosen_engine(chosen: Engine | None, given: Mapping[Engine, str], option: str = "--") -> tuple[Engine, str]:
+    """The engine that runs, and its release or tree, which names the engine too. option: how an option of it begins. Raises
+    InputError for two engines."""
+
+    def refusal(what: str, remedy: str) -> InputError:
+        return InputError(what, consequence="nothing was run", remedy=remedy)
+
+    named = {engine: name for engine, name in given.items() if name}
+    if len(named) > 1:
+        both = " with ".join(f"{option}{engine} {name}" for engine, name in named.items())
+        raise refusal(f"{both}: one engine runs", "leave one of them out")
+    engine, name = next(iter(named.items()), (chosen or DEFAULT_ENGINE, ""))
+    if chosen is not None and chosen != engine:
+        raise refusal(
+            f"{option}{engine} {name} with {option}engine {chosen}: it names the engine {TITLES[engine]}",
+            f"leave {option}engine {chosen} out, or name {TITLES[chosen]} by {option}{chosen}",
+        )
+    return engine, name
+
 
 Device = Literal["cpu", "cuda"]
 Attention = Literal["triton", "fa3", "flashinfer", "flashmla"]
@@ -42,7 +87,7 @@ class Mode(Struct, frozen=True):
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
     dtype    what the worker computes in, and keeps its KV rows in
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
-    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, flashinfer and flashmla know no float32
+    attention  the attention backend, of target and draft. fa3, FlashAttention 3, flashinfer and flashmla know no float32
              on a GPU; fa3 runs on a CPU, too; flashmla is for latent attention alone, chains, and pages of 64
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
@@ -61,7 +106,7 @@ class Mode(Struct, frozen=True):
     attention: Attention = "triton"
     pp: int = 1
     dp: int = 1
-    engine: Engine = "sglang"
+    engine: Engine = DEFAULT_ENGINE
 
     @property
     def title(self) -> str:
@@ -76,7 +121,7 @@ class Mode(Struct, frozen=True):
     @property
     def options(self) -> list[str]:
         """How it is typed on the command line; empty for the CPU engine as it always is."""
-        more = ["--engine", self.engine] if self.engine != "sglang" else []
+        more = ["--engine", self.engine] if self.engine != DEFAULT_ENGINE else []
         more += ["--tp", str(self.tp)] if self.tp > 1 else []
         more += ["--pp", str(self.pp)] if self.pp > 1 else []
         more += ["--dtype", self.dtype] if self.dtype != "float32" else []
@@ -132,19 +177,19 @@ DEFAULT_LIMITS = Limits()
 class RunSpec(Struct, frozen=True, kw_only=True):
     """One run, whatever the case.
 
-    sglang   what `--sglang`, or `--vllm`, named: "" for the installed one, or the newest known; a release; or a folder
+    release  what the option of the engine named: "" for the installed one, or the newest known; a release; or a folder
     patches  changes in memory; `changes`: the options that give them, such as ("--revert", "26329"), as far as options can
     workarounds  candidate fixes of known bugs, which keep these out of a case that is about something else: one that nothing
              calls is no doubt about the verdict, as a patch would be
     finding  of a reproduction: the signature of the finding. The case is to show whether it is still there: a tree's other
              changes need not run
     without  rules that are switched off
-    view     what counts as right where SGLang is known to approximate
+    view     what counts as right where an engine is known to approximate
     repeat   how many times a case is run before it is called equal
     strict   whether an equal run that did not run all of a change counts as unknown
     """
 
-    sglang: str = ""
+    release: str = ""
     mode: Mode = CPU
     kernels: Kernels = "fast"
     patches: tuple[Patch, ...] = ()
@@ -168,7 +213,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
         words = [*self.changes, *(word for rule in sorted(self.without) for word in ("--without", rule))]
         given = (
             ("--view", self.view, DECLARED_VIEW),
-            (f"--{self.mode.engine}", self.sglang, ""),
+            (f"--{self.mode.engine}", self.release, ""),
             ("--kernels", self.kernels, "fast"),
             ("--repeat", self.repeat, 1),
             ("--step-timeout", exact(self.limits.step), exact(DEFAULT_LIMITS.step)),

@@ -57,9 +57,9 @@ def compared_in_part(shares: Mapping[str, RequestShare]) -> str:
 
 
 def others_in_plain_decode(tokens: int) -> str:
-    """What is said of tokens that differ from those of plain decode as SGLang declares."""
+    """What is said of tokens that differ from those of plain decode as the engine declares."""
     ours = "1 token is not the one" if tokens == 1 else f"{tokens} tokens are not those"
-    return f"{ours} that plain decode sends: in verify SGLang's penalties do not count the tokens of the same round."
+    return f"{ours} that plain decode sends: in verify penalties do not count the tokens of the same round."
 
 
 # What stdout is: how wide a line may be, and whether a status may be coloured. Files and pipes never hold colour.

@@ -70,8 +70,8 @@ def new_header(
     """A header of this schema; write_trace adds the digests.
 
     weights: digest of the numbers that the engine was given.
-    fallbacks: kernels that did not run in the fast runtime. idle_edits: functions that a patch edited and SGLang never called.
-    before: how many cases the process had run when this one began.
+    fallbacks: kernels that did not run in the fast runtime. idle_edits: functions that a patch edited and the engine never
+    called. before: how many cases the process had run when this one began.
     """
     return Header(
         schema=SCHEMA,
@@ -129,13 +129,13 @@ class Trace:
 
     @property
     def differs(self) -> Differs | None:
-        """In what the SGLang differs from its base, and which of that ran on any of the ranks; None: in nothing."""
+        """In what the engine differs from its base, and which of that ran on any of the ranks; None: in nothing."""
         each = [rank.header.differs for rank in self.processes if isinstance(rank.header.differs, Differs)]
         return merge_differs(each) if each else None
 
     @property
     def changes(self) -> tuple[Differs, ...]:
-        """What was changed in the SGLang, and which of it ran on any of the ranks: in its tree, then by each patch."""
+        """What was changed in the engine, and which of it ran on any of the ranks: in its tree, then by each patch."""
         by_patch: dict[str, list[Differs]] = {change.patch: [] for change in self.header.patched or ()}
         for rank in self.ranks:
             for change in rank.header.patched or ():

@@ -18,7 +18,7 @@ from pathlib import Path
 from eagletwin.harness.core.differs import Watch, join_names
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.files import cache_folder, installed_version
-from eagletwin.harness.core.run_spec import TITLES, Engine
+from eagletwin.harness.core.run_spec import ENGINES, TITLES, Engine
 
 from .difference import (
     DOCUMENTS,
@@ -101,10 +101,13 @@ def resolve(name: str, engine: Engine = "sglang") -> Source:
         return _release(section, engine)
     if Path(name).is_dir():
         return _tree(Path(name).absolute(), engine)
+    older = ENGINES[engine].older
     raise InputError(
         f"{name!r} is neither a release nor a folder",
         consequence="nothing was run",
-        remedy=f"use a source tree of {TITLES[engine]} or one of {', '.join(releases(engine))}",
+        remedy="; ".join(
+            filter(None, (f"use a source tree of {TITLES[engine]} or one of {', '.join(releases(engine))}", older))
+        ),
     )
 
 
@@ -464,36 +467,34 @@ def _files(left: Source, right: Source) -> list[File]:
     return differ
 
 
-# The SGLang that this very process imports, such as that of pytest: it is put in place before the first import, and no SGLang
+# The engine that this very process imports, such as that of pytest: it is put in place before the first import, and none
 # is imported here. Engine processes get theirs through PYTHONPATH (start.py).
-
-_PACKAGE = "sglang"
 
 
 def use(source: Source) -> None:
-    """Make this process import the SGLang of `source`. Raises HarnessError if it has imported another one."""
+    """Make this process import the engine of `source`. Raises HarnessError if it has imported another one."""
     for path in reversed([str(path) for path in source.paths]):
         with contextlib.suppress(ValueError):
             sys.path.remove(path)
         sys.path.insert(0, path)
-    expected, module = init_file(source), sys.modules.get(_PACKAGE)
+    expected, module = init_file(source), sys.modules.get(source.engine)
     if module is None or expected is None:
         return
     found = module.__file__
     if found is None or not Path(found).parent.samefile(expected.parent):  # the files themselves may be links to one
         raise HarnessError(
-            f"this process has already imported the {TITLES[_PACKAGE]} in {found}, and the one in {expected} is wanted",
-            consequence=f"nothing was run: the results would be those of another {TITLES[_PACKAGE]}",
+            f"this process has already imported the {TITLES[source.engine]} in {found}, and the one in {expected} is wanted",
+            consequence=f"nothing was run: the results would be those of another {TITLES[source.engine]}",
             remedy="run these tests in a process of their own",
         )
 
 
 def init_file(source: Source) -> Path | None:
-    """Path of `sglang/__init__.py` of this SGLang, without importing it. None if it has no such file."""
+    """Path of the package's `__init__.py`, without importing it. None if it has no such file."""
     if source.paths:
-        return source.paths[0] / _PACKAGE / "__init__.py"
-    module = sys.modules.get(_PACKAGE)
+        return source.paths[0] / source.engine / "__init__.py"
+    module = sys.modules.get(source.engine)
     if module is not None:
         return Path(module.__file__) if module.__file__ else None
-    found = importlib.util.find_spec(_PACKAGE)
+    found = importlib.util.find_spec(source.engine)
     return Path(found.origin) if found is not None and found.origin else None

@@ -27,6 +27,7 @@ _FULL = Recipe(
 )
 RECIPES = (_FULL, replace(_FULL, name="llama-eagle3", seed=41, min_share=0.06, draft_vocab_size=64))
 
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"  # what checkpoints call the target's layers that a head reads
 # Scores of a row with itself of 4 * SELF**2 = 13 at heads of 16, and with others of a standard deviation a quarter of that:
 # most of the attention is a row's own, and the rest is context.
 SELF = 1.8
@@ -116,7 +117,7 @@ def draft_part(recipe: Recipe, draft: Weights) -> Part:
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": recipe.draft_vocab_size or recipe.target.vocab_size,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)},
+        "eagle_config": {AUX_LAYERS: list(recipe.target.aux_layers)},
     }
     for name in recipe.head_norms:
         config[name] = True
@@ -131,8 +132,8 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
 def on_vllm(draft: Part) -> Part:
     """vLLM's numbers of auxiliary layers are of those that a state enters, SGLang's of those that it leaves."""
     config = dict(draft.config)
-    layers = [number + 1 for number in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]  # type: ignore[index]
-    config |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}, "eagle_aux_hidden_state_layer_ids": layers}
+    layers = [number + 1 for number in config["eagle_config"][AUX_LAYERS]]  # type: ignore[index]
+    config |= {"eagle_config": {AUX_LAYERS: layers}, AUX_LAYERS: layers}
     return replace(draft, config=config)
 
 

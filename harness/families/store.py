@@ -8,6 +8,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save
@@ -15,19 +16,23 @@ from safetensors.torch import save
 from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import cache_folder
-from eagletwin.harness.core.run_spec import Dtype, Engine
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, Dtype, Engine
 
 from . import RECIPES, adapters, family_of, llama
+from .eagle3 import AUX_LAYERS
 from .recipe import Part, Recipe, sizes
 from .weights import ModelPair, model_pair, other_pair
 
 
-def checkpoints(name: str, dtype: Dtype = "float32", engine: Engine = "sglang") -> tuple[Path, Path]:
+def checkpoints(
+    name: str, dtype: Dtype = "float32", engine: Engine = DEFAULT_ENGINE, *, eagle_config: bool = False
+) -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent.
 
     dtype: the type that both name, for a target that computes in it whatever it is asked; weights are float32 on disk
+    eagle_config: whether a head names its layers there alone
     """
-    return _write_pair(name, model_pair(name), dtype, engine)
+    return _write_pair(name, model_pair(name), dtype, engine, eagle_config=eagle_config)
 
 
 def other_checkpoints(name: str) -> tuple[Path, Path]:
@@ -73,14 +78,19 @@ def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
     return _write_folder(cache_folder("models") / name, {"adapter": files}) / "adapter"
 
 
-def _write_pair(name: str, pair: ModelPair, dtype: Dtype = "float32", engine: Engine = "sglang") -> tuple[Path, Path]:
+def _write_pair(
+    name: str, pair: ModelPair, dtype: Dtype = "float32", engine: Engine = DEFAULT_ENGINE, *, eagle_config: bool = False
+) -> tuple[Path, Path]:
     recipe = RECIPES[name]
     family = family_of(recipe)
     target, draft = family.checkpoint(recipe, pair.target, pair.draft)
     if engine == "vllm":
         draft = family.on_vllm(draft)
+    if eagle_config:
+        draft = replace(draft, config={key: value for key, value in draft.config.items() if key != AUX_LAYERS})
     files = {"target": checkpoint_files(target, recipe, dtype), "draft": checkpoint_files(draft, recipe, dtype)}
-    of_type = ("" if dtype == "float32" else f"-{dtype}") + ("" if engine == "sglang" else f"-{engine}")
+    of_type = ("" if dtype == "float32" else f"-{dtype}") + ("" if engine == DEFAULT_ENGINE else f"-{engine}")
+    of_type += "-eagle-config" if eagle_config else ""
     final = _write_folder(cache_folder("models") / f"{name}-{pair.digest[:16]}{of_type}", files)
     return final / "target", final / "draft"
 

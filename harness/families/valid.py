@@ -115,6 +115,8 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
         return "settings of SGLang (engine.sglang) on vLLM: give those of engine.vllm in their place"
     if settings.async_scheduling and settings.model_runner == "v1":
         return "async_scheduling with model runner V1: not tried; use V2"
+    if settings.eagle_config and not recipe.target.aux_layers:
+        return f"eagle_config with {case.model}: its head names no layers; leave it out"
     if mode != Mode(engine="vllm"):
         return f"{' '.join(mode.options)}: vLLM runs on a CPU, in float32, as one process, without graphs or overlap"
     plain = Request(id="a", prompt=(0,), max_new_tokens=1)

@@ -85,7 +85,7 @@ def of_experts(ties: Ties) -> Excuse:
 def excuses(findings: Findings, reached: tuple[str, ...], view: View) -> tuple[dict[str, int], tuple[Excuse, ...]]:
     """How many there are of each kind, and the first of them in the order in which data flows."""
     every = [excuse for _, excuse in sorted(findings.excuses, key=lambda pair: pair[0])]
-    # the views in which what SGLang does counts as right, where the case reached what they differ in from the papers
+    # the views in which what the engine does counts as right, where the case reached what they differ in from the papers
     used: dict[View, bool] = {
         "slot_layout": view != "true_tree" and "branch_changes_parent" in reached,
         "last_fed": view != "committed" and "look_ahead_rejected" in reached,

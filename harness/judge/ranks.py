@@ -33,7 +33,7 @@ _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows th
 def heads(header: Header, part: str) -> slice:
     """Which KV heads of the target or the draft the rank of this trace holds. Of latent attention each holds the whole row.
 
-    Where heads are fewer than ranks SGLang repeats them on a GPU and adds empty ones on a CPU; no case runs like that.
+    Where heads are fewer than ranks the engine repeats them on a GPU and adds empty ones on a CPU; no case runs like that.
     """
     engine, recipe = header.engine, RECIPES[header.case.model]
     shape = recipe.target if part == "target" else recipe.draft

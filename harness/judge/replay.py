@@ -337,7 +337,7 @@ def _chain(steps: int, replay: RequestReplay, drafted: list[int]) -> Round:
 
 def _undrafted_round(case: Case, replay: RequestReplay, drafted: list[int]) -> Round:
     """A round of a tree that nobody drafted: its nodes are the first candidates, and each step expands the first there are.
-    SGLang's convention of pipelines, whose nodes are zeros in a request's first round."""
+    The engine's convention of pipelines, whose nodes are zeros in a request's first round."""
     chosen, expanded = list(range(case.verify_nodes - 1)), list(range((case.num_steps - 1) * case.topk))
     sizes = (case.num_steps, case.verify_nodes)
     committed = len(replay.tokens) - 1
@@ -527,9 +527,10 @@ def _parts(keys: Tensor, values: Tensor, dimension: int) -> Tensor:
 
 # Requests that ask for what cannot be: their grammar, processor, bias and min_new_tokens together allow no token somewhere.
 #
-# No token is right there, and what comes behind it follows from whichever an engine gave. SGLang's grammar may refuse that one,
-# and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token on,
-# and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests do.
+# No token is right there, and what comes behind it follows from whichever an engine gave. The engine's grammar may refuse that
+# one, and the request is aborted; or take it, and the request goes on. So nothing of such a request is judged from that token
+# on, and the verdict says so. What comes before is judged as of any request, and so is what the scheduler and other requests
+# do.
 
 
 class Impossible(NamedTuple):

@@ -17,7 +17,7 @@ from eagletwin.reference.sampling import apply_penalties, held_back
 # A request's logits with its penalties on tokens that it was sent before, and its min_new_tokens (reference/sampling.py), one
 # row each.
 #
-# All rows of a round are penalized by what was sent when it began: SGLang says of its penalties in verify that they are a
+# All rows of a round are penalized by what was sent when it began: the engine says of its penalties in verify that they are a
 # relaxed version of penalties. A row of a prefill, which gives one token, is penalized by all that was sent before that token.
 
 
@@ -145,7 +145,7 @@ def first_impossible(request: Request, logits: Array) -> int | None:
     """The first row, from the prompt's last on, of changed logits [n, V] in which no token is allowed; None: there is none.
 
     What a request asks for together may be impossible: a grammar allows one token, and a processor forbids it. No token is
-    right there. SGLang gives one nevertheless, and aborts the request if its grammar refuses it.
+    right there. The engine gives one nevertheless, and aborts the request if its grammar refuses it.
     """
     first = len(request.prompt) - 1
     nothing = np.flatnonzero(np.isneginf(logits[first:]).all(-1))

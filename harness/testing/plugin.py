@@ -1,5 +1,5 @@
-"""The pytest plugin: the fixture `eagletwin`, a marker, options, and failures that argue. Light: SGLang, torch and Hypothesis
-are imported when a test asks for the fixture.
+"""The pytest plugin: the fixture `eagletwin`, a marker, options, and failures that argue. Light: torch, Hypothesis
+and the engine are imported when a test asks for the fixture.
 
     @given(case=cases())
     def test_the_draft_chain(eagletwin, case):
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from eagletwin.harness.core.errors import EagletwinError, InputError
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, ENGINES, TITLES, Engine, chosen_engine
 from eagletwin.harness.core.terminal import count
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _NO_SETTINGS = (
 )
 _KERNELS = ("fast", "interpreter", "shadow", "checked")
 
-_SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the SGLang that was named
+_SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the release or tree that was named
 _TWIN = pytest.StashKey["Twin"]()
 _ASKED = pytest.StashKey[dict[str, Any]]()  # what the marker of the test that runs asks for
 _CHANGES = pytest.StashKey[dict[str, "Changes"]]()  # what cases of such workers ran of what a source tree changes
@@ -51,9 +52,13 @@ def _at_least_one(text: str) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("eagletwin", "SGLang's EAGLE worker against a reference")
+    group = parser.getgroup("eagletwin", "the EAGLE worker against a reference")
     group.addoption("--eagletwin-device", choices=["cpu", "cuda"], default="cpu", help="where it runs")
-    group.addoption("--eagletwin-sglang", metavar="RELEASE|PATH", default="", help="run this SGLang, not the installed one")
+    group.addoption("--eagletwin-engine", choices=[*ENGINES], default=None, help=f"what runs, by default {DEFAULT_ENGINE}")
+    for engine, facts in ENGINES.items():
+        usual = "the installed one" if facts.installed else "the newest that is known"
+        about = f"run this {facts.title}, not {usual}"
+        group.addoption(f"--eagletwin-{engine}", metavar="RELEASE|PATH", default="", help=about)
     group.addoption(
         "--eagletwin-kernels",
         choices=_KERNELS,
@@ -95,14 +100,17 @@ def pytest_configure(config: pytest.Config) -> None:
         if missing is not None:
             error = InputError(missing[0], consequence="nothing was run: a CUDA engine needs it", remedy=missing[1])
             raise pytest.UsageError(f"--eagletwin-device cuda: {error}")
-    named = config.getoption("--eagletwin-sglang")
-    if named:
+    try:
+        engine, named = _engine(config)
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from error
+    if named or not ENGINES[engine].installed:
         from eagletwin.harness.engines.source import resolve
 
         try:
-            config.stash[_SOURCE] = resolve(named)  # workers of pytest-xdist find it fetched: their controller comes first
+            config.stash[_SOURCE] = resolve(named, engine)  # workers of pytest-xdist find it fetched: the controller is first
         except EagletwinError as error:
-            raise pytest.UsageError(f"--eagletwin-sglang {named}: {error}") from error
+            raise pytest.UsageError(f"--eagletwin-{engine} {named}: {error}") from error
     profile = config.getoption("--eagletwin-profile")
     if profile is not None:
         from hypothesis import settings
@@ -115,9 +123,15 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile(f"eagletwin-{profile}")
 
 
+def _engine(config: pytest.Config) -> "tuple[Engine, str]":
+    """The engine of the session, and its release or tree. Raises InputError for two engines."""
+    named: dict[Engine, str] = {engine: config.getoption(f"--eagletwin-{engine}") for engine in ENGINES}
+    return chosen_engine(config.getoption("--eagletwin-engine"), named, "--eagletwin-")
+
+
 def named_source(config: pytest.Config) -> "Source":
-    """The SGLang that --eagletwin-sglang names; else the installed one. For tests that import SGLang in the process of pytest:
-    engines/source.py puts it in place."""
+    """The release or tree that an option names; else the installed one. For tests that import the engine in the process of
+    pytest: engines/source.py puts it in place."""
     from eagletwin.harness.engines.source import INSTALLED
 
     return config.stash.get(_SOURCE, INSTALLED)
@@ -129,25 +143,29 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     source = named_source(config)
     device, kernels = config.getoption("--eagletwin-device"), config.getoption("--eagletwin-kernels")
-    return f"eagletwin {__version__}: SGLang {source.called} ({init_file(source)}), {device}, kernels {kernels}"
+    return (
+        f"eagletwin {__version__}: {TITLES[source.engine]} {source.called} ({init_file(source)}), {device}, kernels {kernels}"
+    )
 
 
 @pytest.fixture(scope="session")
 def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
     """check(case) runs a case on the real worker and fails unless it is equal; start(case) plays one step by step.
 
-    One per test process: it holds one process that has SGLang imported (some 0.6 GB), and up to eight engines (0.05 GB each),
+    One per test process: it holds one process with the engine imported (some 0.6 GB), and up to eight engines (0.05 GB each),
     one for each engine configuration, those used last.
     """
-    from eagletwin.harness.core.run_spec import CPU, Mode
+    from msgspec.structs import replace
+
+    from eagletwin.harness.core.run_spec import CPU
     from eagletwin.harness.engines.source import resolve
 
     from .twin import Twin
 
     config = request.config
-    mode = CPU
+    mode = replace(CPU, engine=_engine(config)[0])
     if config.getoption("--eagletwin-device") == "cuda":
-        mode = Mode(device="cuda", graphs=(1, 2, 4), overlap=True, gpu=gpu_of_worker())
+        mode = replace(mode, device="cuda", graphs=(1, 2, 4), overlap=True, gpu=gpu_of_worker())
     twin = Twin(
         config.getoption("--eagletwin-out"),
         source=config.stash.get(_SOURCE, None) or resolve(""),
@@ -302,7 +320,7 @@ def _marker_options(item: pytest.Item) -> dict[str, Any]:
         for marker in markers:
             _understood(marker)
         names = {name: [str(number) for number in options.get(name, ())] for name in ("revert", "remedy")}
-        patches = patches_of(names["revert"], names["remedy"], None)
+        patches = patches_of(names["revert"], names["remedy"], None, _engine(item.config)[0])
         patches += tuple(_patch(item.path.parent, patch) for patch in options.get("patches", ()))
         off = rules_off(list(options.get("without", ())))
         idle = {"idle_changes": bool(options.get("idle_changes", False))}

@@ -343,7 +343,7 @@ def conclude(twin: Twin, failed: CaseFailed) -> Reported:
 
 def _facts(header: Header, verdict: Verdict) -> list[tuple[str, str]]:
     found = verdict.first
-    facts = [("status", verdict.status), ("rule", verdict.rule or verdict.status), ("sglang", header.engine.version)]
+    facts = [("status", verdict.status), ("rule", verdict.rule or verdict.status), (header.engine.name, header.engine.version)]
     if found is not None:
         facts.append(("place", place_of(found, header.case.num_steps, model_of(header).mtp_layers > 0)))
     return facts

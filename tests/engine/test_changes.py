@@ -187,7 +187,7 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
     assert done.returncode == 125, done
     assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
     assert (tmp_path / "eagletwin-runs" / "pr-25015-compare" / "right" / "sglang.patch").is_file()
-    listed = done.stdout.partition("The two SGLangs differ, file by file:\n")[2].splitlines()
+    listed = done.stdout.partition("The two differ, file by file:\n")[2].splitlines()
     assert [line for line in listed if "Not run: " in line] == [
         f"  left:  Not run: {IDLE_NAME}.",
         f"  right: Not run: {IDLE_NAME}.",
@@ -200,7 +200,7 @@ def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: 
     """What both change, in the same way, is no difference between them."""
     done = eagletwin("compare", idle, both, "--case", "25015", cwd=tmp_path)
     assert done.returncode == 0, done
-    listed = done.stdout.partition("The two SGLangs differ, file by file:\n")[2]
+    listed = done.stdout.partition("The two differ, file by file:\n")[2]
     assert [line.partition("Run: ")[2] for line in listed.splitlines() if "Run: " in line] == [f"{WORKER_NAME}."] * 2
     assert f"Not run: {ABORT}." in listed
     assert "Not run here: sglang/srt/fast.cu." in listed

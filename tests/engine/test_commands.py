@@ -331,7 +331,7 @@ def test_a_worker_that_cannot_write_did_not_crash(host: Host, tmp_path: Path) ->
 
 
 def test_an_engine_that_cannot_write_while_it_is_built_says_nothing_of_sglang(host: Host) -> None:
-    with pytest.raises(Unwritable, match=r"no space is left on the disk \(/somewhere/file\)\n.*nothing is known of SGLang"):
+    with pytest.raises(Unwritable, match=r"no space is left on the disk \(/somewhere/file\)\n.*nothing is known of the engine"):
         host.engine(CASE, (Patch(name="full", edits=(BUILD,)),))
 
 

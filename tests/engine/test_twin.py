@@ -259,7 +259,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
     """The fault of a tree."""
     tree, folder = plant(tmp_path_factory.mktemp("tree"), FAULT), tmp_path_factory.mktemp("run")
     with Host(source=resolve(str(tree))) as host:
-        yield Found(tree, conclude(KnownBugMatcher(host, replace(DEFAULT_RUN, sglang=str(tree))), CASE, RIDING, folder))
+        yield Found(tree, conclude(KnownBugMatcher(host, replace(DEFAULT_RUN, release=str(tree))), CASE, RIDING, folder))
 
 
 def test_what_rides_along_is_dropped_also_where_time_is_up(found: Found) -> None:

@@ -1,6 +1,8 @@
 """vLLM's own engine core, scheduler, both model runners and drafters on a CPU, held to the same reference by the same judge."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle, product
 from pathlib import Path
@@ -26,7 +28,7 @@ from eagletwin.harness.core.case import (
     Sampling,
     VLLMSettings,
 )
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.run_spec import Limits, Mode, RunSpec
@@ -36,6 +38,7 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions.dimension import tokens
+from eagletwin.harness.families.traces import strangers_trace
 from eagletwin.harness.families.valid import not_driven
 from eagletwin.harness.judge.engines import first_parting
 from eagletwin.harness.judge.judge import judge
@@ -258,6 +261,73 @@ def test_where_two_runs_part_is_named(run: Run) -> None:
     wrong, _ = run(_TAIL.case)
     assert first_parting(right, right) is None
     assert str(first_parting(right, wrong)) == "request a, round 0, draft.extend, row 0 of input_ids: 19 | 3"
+
+
+def test_the_runners_part_where_one_of_them_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["vllm-chunk-tail", "--engine", "vllm", "--model-runner", "v1", "--model-runner", "v2", "--out", str(tmp_path)]
+    assert run_command(["check", *words]) == EXIT_DIVERGED
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Not right: runner V1 of vLLM (request a, draft.input_ids" in said
+    assert (
+        "; runner V2 of vLLM is right. They part first at request a, round 0, draft.extend, row 0 of input_ids: 3 | 19" in said
+    )
+    modes = [strangers_trace(folder).header.engine.mode for folder in sorted(tmp_path.iterdir())]
+    assert modes == ["runner V1", "runner V2"]
+
+
+# What else a vLLM engineer types. Each imports vLLM anew.
+
+SUITE = """
+import pytest
+from hypothesis import given, settings
+
+from eagletwin import cases
+from eagletwin.cases.ledger import ENTRIES
+
+
+@settings(max_examples=3)
+@given(case=cases(engine="vllm", max_requests=2))
+def test_the_release_is_right(eagletwin, case):
+    eagletwin.check(case)
+
+
+def test_a_live_bug(eagletwin):
+    eagletwin.check(ENTRIES["vllm-chunk-tail"].case)
+
+
+@pytest.mark.eagletwin(remedy=["vllm-chunk-tail"])
+def test_its_fix(eagletwin):
+    eagletwin.check(ENTRIES["vllm-chunk-tail"].case)
+"""
+
+
+@pytest.mark.long
+def test_a_test_suite_runs_vllm_and_a_failure_is_repeated_by_its_script(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    words = ["-q", "-p", "no:cacheprovider", "--eagletwin-vllm", "0.33.0", "--eagletwin-profile", "ci", "test_suite.py"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "DIVERGED  test_a_live_bug on vLLM 0.33.0" in done.stdout
+    [script] = tmp_path.glob("eagletwin-runs/*/repro.py")
+    assert "--vllm X" in script.read_text()
+    again = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == EXIT_DIVERGED, again.stderr
+    assert "vLLM 0.33.0" in (script.parent / "report.html").read_text()
+    assert "SGLang" not in again.stdout + script.read_text()
+
+
+@pytest.mark.long
+def test_a_tree_is_compared_with_the_ledger_and_with_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--minutes", "0", "--ledger", "vllm-14464", "--ledger", "vllm-chunk-tail", "--engine", "vllm"]
+    assert run_command(["compare", "0.33.0", *few, "--out", str(tmp_path / "one")]) == EXIT_EQUAL
+    said = capsys.readouterr().out
+    assert "vLLM 0.33.0" in said
+    assert "1 holds, 1 live" in said
+    assert "SGLang" not in said
+    assert run_command(["compare", "0.32.0", "0.33.0", *few, "--out", str(tmp_path / "two")]) == EXIT_EQUAL
+    said = capsys.readouterr().out
+    assert "vLLM 0.32.0" in said
+    assert "SGLang" not in said
 
 
 # The live bug of both runners: MTP layers make the embedding of row 0 zero, though x[0] has been shifted away.
@@ -685,6 +755,13 @@ def test_sglang_refuses_settings_of_vllm() -> None:
         (("vllm-chunk-tail", "--engine", "sglang", "--engine", "vllm"), "on both engines: settings of vLLM"),
         (("25015", "--engine", "sglang", "--engine", "vllm"), "on both engines: "),
         (("25015", "--engine", "sglang", "--engine", "vllm", "--sglang", "0.5.17"), "with two engines: it is of one"),
+        (
+            ("25015", "--vllm", "0.33.0", "--engine", "sglang"),
+            r"--vllm 0\.33\.0 with --engine sglang: it names the engine vLLM",
+        ),
+        (("25015", "--vllm", "0.33.0", "--sglang", "0.5.17"), "one engine runs"),
+        (("vllm-chunk-tail", "--vllm", "0.31.0"), r"(?s)one of 0\.32\.0, 0\.33\.0; older ones have another speculator"),
+        (("25015", "--model-runner", "v1", "--model-runner", "v2"), "on both model runners: settings of vLLM"),
     ],
 )
 def test_what_one_engine_alone_has_is_refused_on_another(words: tuple[str, ...], why: str) -> None:

@@ -115,7 +115,7 @@ def test_a_fault_that_is_saved_is_seen_in_the_first_case(
     monkeypatch.setattr(corpus, "cache_folder", lambda part: tmp_path / part)
     tree, rounds = plant(tmp_path / "tree", WORKER), list[WatchedSearch]()
     options = SearchOptions(
-        run=RunSpec(sglang=str(tree)),
+        run=RunSpec(release=str(tree)),
         only=("llama-tiny", "topk=1"),
         left_out=("sampling",),
         max_cases=4,

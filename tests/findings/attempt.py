@@ -1,12 +1,12 @@
-"""Whether upstream can take a finding: its test is red on the installed SGLang, and green with its patch.
+"""Whether upstream can take a finding: its test is red on the newest release, and green with its patch.
 
-A finding's folder in docs/findings/ holds a report, a patch of SGLang's source and a test, which needs SGLang alone. Here the
-files that the patch changes are copied as a checkout has them (`python/sglang/...`), git applies the patch to them, and
-run_test.py imports them in place of the installed ones. change.py (`make findings`) tries every folder, test_folders.py one.
+A finding's folder in docs/findings/ holds a report, a patch of an engine's source and a test, which needs that alone.
+Here the files that the patch changes are copied as a checkout has them (`python/sglang/...`, `vllm/...`), git applies the patch
+to them, and run_test.py imports them in place of the release's. change.py (`make findings`) tries every folder, test_folders.py
+one.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,13 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, ENGINES, Engine
+from eagletwin.harness.engines.source import INSTALLED, resolve
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
+# engine -> where its package lies in a checkout
+BELOW: dict[Engine, str] = {engine: f"{facts.folder}/{engine}/".lstrip("/") for engine, facts in ENGINES.items()}
 Variables = tuple[tuple[str, str], ...]  # of the environment: name and value
 SECONDS = 300  # a test that takes a tenth of it is a bad test; a hanging one must end
 
@@ -53,16 +59,17 @@ def attempt(folder: Path, process: "Process") -> Attempt:
         checkout = Path(place) / "sglang"
         take_out(patch, checkout)
         start = time.monotonic()
-        before = _run(process, test, checkout)
+        engine = engine_of(patch)
+        before = _run(process, test, engine, checkout)
         middle = time.monotonic()
         if before["errors"] or before["skipped"] or not before["failures"]:
             raise InputError(
                 f"{_short(test)} does not fail by an assertion on the release: {_tally(before)}",
                 consequence="it does not show the bug",
-                remedy="let it compare what SGLang computes with what is right, and give it all that SGLang asks for",
+                remedy="let it compare what the engine computes with what is right, and give it all that it asks for",
             )
         _apply(patch, checkout)
-        after = _run(process, test, checkout)
+        after = _run(process, test, engine, checkout)
         if after["errors"] or after["skipped"] or after["failures"] or after["ran"] != before["ran"]:
             raise InputError(
                 f"{_short(test)} does not pass with {patch.name}: {_tally(after)}",
@@ -87,38 +94,47 @@ def _files(folder: Path) -> tuple[Path, Path]:
 def changed(patch: Path) -> list[str]:
     """The files that a patch changes, as paths in a checkout."""
     files = re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(encoding="utf-8"), re.MULTILINE)
-    if not files or not all(file.startswith("python/sglang/") for file in files):
+    if not files or not any(all(file.startswith(below) for file in files) for below in BELOW.values()):
         raise InputError(
             f"{_short(patch)} changes {', '.join(files) or 'no file'}",
-            consequence="it cannot be applied to the installed SGLang",
-            remedy="make it with `git diff` in a checkout of SGLang, of files in python/sglang/ alone",
+            consequence="it cannot be applied to a release",
+            remedy=f"make it with `git diff` in a checkout, of files in {' or '.join(BELOW.values())} alone",
         )
     return files
 
 
+def engine_of(patch: Path) -> Engine:
+    """Whose source a patch changes."""
+    return next(engine for engine, below in BELOW.items() if changed(patch)[0].startswith(below))
+
+
+@cache
+def root_of(engine: Engine) -> Path:
+    """The folder that holds the package of the newest release: for an installed engine, this environment's."""
+    return INSTALLED.root if ENGINES[engine].installed else resolve("", engine).root
+
+
 def take_out(patch: Path, checkout: Path) -> None:
-    """The installed files that a patch changes, where a checkout has them; the patch fits them."""
-    copy_out(checkout, changed(patch))
+    """The release's files that a patch changes, where a checkout has them; the patch fits them."""
+    copy_out(checkout, changed(patch), engine_of(patch))
     _apply(patch, checkout, "--check")
 
 
 def patched(patch: Path) -> dict[str, str]:
-    """The installed files that a patch changes, by their paths below `python/`, with the patch."""
+    """The release's files that a patch changes, by their paths from where the package lies, with the patch."""
     with tempfile.TemporaryDirectory() as place:
         checkout = Path(place) / "sglang"
         take_out(patch, checkout)
         _apply(patch, checkout)
-        return {file.removeprefix("python/"): (checkout / file).read_text(encoding="utf-8") for file in changed(patch)}
+        below = ENGINES[engine_of(patch)].folder + "/"
+        return {file.removeprefix(below): (checkout / file).read_text(encoding="utf-8") for file in changed(patch)}
 
 
-def copy_out(checkout: Path, files: list[str]) -> None:
-    """The installed files, where a checkout has them. One that is not installed is left out: git will name it."""
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or spec.origin is None:
-        raise HarnessError("sglang is not installed", consequence="no finding was tried", remedy="make setup")
-    site = Path(spec.origin).parents[1]
+def copy_out(checkout: Path, files: list[str], engine: Engine = DEFAULT_ENGINE) -> None:
+    """The release's files, where a checkout has them. One that it lacks is left out: git will name it."""
+    site = root_of(engine)
     for file in files:
-        installed, copy = site / Path(file).relative_to("python"), checkout / file
+        installed, copy = site / Path(file).relative_to(ENGINES[engine].folder), checkout / file
         copy.parent.mkdir(parents=True, exist_ok=True)
         if installed.is_file():
             shutil.copy(installed, copy)
@@ -131,15 +147,15 @@ def _apply(patch: Path, checkout: Path, *options: str) -> None:
     )
     if done.returncode:
         raise InputError(
-            f"{_short(patch)} does not apply to the installed SGLang: {done.stderr.strip()}",
+            f"{_short(patch)} does not apply to the release: {done.stderr.strip()}",
             consequence="its test was not run",
             remedy="make it anew with `git diff` in a checkout of this release",
         )
 
 
 class Process:
-    """The processes of run_test.py, with this SGLang and without eagletwin: one for the tests that set no variable of the
-    environment, one for those that set TRITON_INTERPRET, and so on. Triton reads it when it is imported, which is before the
+    """The processes of run_test.py, without eagletwin: one for the tests that set no variable of the environment, one for those
+    that set TRITON_INTERPRET, one for those of vLLM, and so on. Triton reads it when it is imported, which is before the
     test is. Each is started when its first test is run. Use as a context manager."""
 
     def __init__(self) -> None:
@@ -152,9 +168,9 @@ class Process:
         for variables in [*self._processes]:
             self._end(variables)
 
-    def run(self, test: Path, *files: Path) -> bool:
+    def run(self, test: Path, engine: Engine, *files: Path) -> bool:
         """Whether the test ended in time. files: see run_test.py."""
-        variables = _set_by(test)
+        variables = (*_set_by(test), *_OF_ENGINE.get(engine, lambda: ())())
         process = self._processes.get(variables)
         if process is None or process.poll() is not None:
             process = self._processes[variables] = _started(variables)
@@ -175,8 +191,17 @@ class Process:
         process.communicate()
 
 
+def _of_vllm() -> Variables:
+    """What has vLLM imported from the cache, on a machine without a GPU, as it is with a server's accelerator."""
+    paths = os.pathsep.join(str(path) for path in resolve("", "vllm").paths)
+    return ("PYTHONPATH", paths), ("VLLM_TARGET_DEVICE", "cpu"), ("CUDA_VISIBLE_DEVICES", ""), ("VLLM_PLUGINS", "")
+
+
+_OF_ENGINE: dict[Engine, Callable[[], Variables]] = {"vllm": _of_vllm}
+
+
 def _set_by(test: Path) -> Variables:
-    """The variables of the environment that a test sets before it imports SGLang."""
+    """The variables of the environment that a test sets before it imports the engine."""
     return tuple(
         re.findall(r"""^os\.environ\[["'](\w+)["']\] = ["'](\w*)["']""", test.read_text(encoding="utf-8"), re.MULTILINE)
     )
@@ -194,11 +219,11 @@ def _started(variables: Variables) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **streams)
 
 
-def _run(process: Process, test: Path, checkout: Path) -> dict[str, list[str]]:
+def _run(process: Process, test: Path, engine: Engine, checkout: Path) -> dict[str, list[str]]:
     """What run_test.py says of the test."""
     result, errors = checkout / "result.json", checkout / "stderr"
     result.unlink(missing_ok=True)
-    if not process.run(test, checkout, result, errors):
+    if not process.run(test, engine, checkout, result, errors):
         raise InputError(
             f"{_short(test)} did not end within {SECONDS} s",
             consequence="it shows nothing",
@@ -209,7 +234,7 @@ def _run(process: Process, test: Path, checkout: Path) -> dict[str, list[str]]:
         raise InputError(
             f"{_short(test)} cannot be run:\n{said_there[-2000:]}",
             consequence="it shows nothing",
-            remedy="run it by itself; it may import sglang, torch and the standard library",
+            remedy=f"run it by itself; it may import {engine}, torch and the standard library",
         )
     said = json.loads(result.read_text(encoding="utf-8"))
     if not said["imported"] and not said["errors"]:

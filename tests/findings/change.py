@@ -1,4 +1,4 @@
-"""Judge the patch of a finding like any other change of SGLang: its test, its cost by counting, and searches.
+"""Judge the patch of a finding like any other change of its engine: its test, its cost by counting, and searches.
 
 `python -m tests.findings.change [--minutes M] [FOLDER …]`, or `make findings`: a line for each result. Without `--minutes` no
 cost is counted and nothing is searched. The runs of searches are below `build/findings/`.
@@ -15,6 +15,7 @@ from pathlib import Path
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, run_guarded
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
 from eagletwin.harness.core.terminal import each
 
 from .. import ledger
@@ -63,8 +64,9 @@ def _needs(bug: Known) -> list[str]:
 
 def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int]]:
     """A line on each search, and its exit code. A further search whose cases run nothing of the patch says nothing of it: 0."""
-    for name, own in SEARCHES.items():
-        words = [*own, *([] if own else _needs(bug))]
+    chosen = SEARCHES if bug.engine == DEFAULT_ENGINE else {"guided by the patch": ("--engine", bug.engine)}
+    for number, (name, own) in enumerate(chosen.items()):
+        words = [*own, *([] if number else _needs(bug))]
         command = [*EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--json", "--out", str(OUT), *words]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         facts = json.loads(done.stdout)
@@ -75,11 +77,14 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
             line += f"; known bugs: {', '.join(known)}"
         if done.returncode:
             line += f"; {facts.get('folder')}"
-        yield f"  search, {name}: {line}", 0 if own and done.returncode == 125 and ran == {} else done.returncode
+        yield f"  search, {name}: {line}", 0 if number and done.returncode == 125 and ran == {} else done.returncode
 
 
 def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:
-    """The counts of the usual case, and of the bug's own where it has one, on the release and with the patch."""
+    """The counts of the usual case, and of the bug's own where it has one, on the release and with the patch. Of SGLang alone:
+    its batches are counted."""
+    if bug.engine != DEFAULT_ENGINE:
+        return {}
     cases: dict[str, tuple[Case, Sequence[str]]] = {"usual": (USUAL, ("--overlap",))}
     if isinstance(bug, Entry) and (bug.needs is None or not (bug.needs.device or bug.needs.pp > 1)):
         cases["own"] = bug.case, _needs(bug)

@@ -1,10 +1,11 @@
 """Run test files of findings, one after another, and write what came of each: `python run_test.py`.
 
 A line of its input names one: the test, the checkout, a file for the result and one for what is said on stderr, as a list in
-JSON. It is run in a fork of this process, which has imported torch, what else SGLang imports of others, and nothing of SGLang:
-that takes more than half of the time of an import of SGLang. A line of its output says that the fork has ended.
+JSON. It is run in a fork of this process, which has imported torch, what else SGLang imports of others, and no engine: that
+takes more than half of the time of an import of SGLang. A line of its output says that the fork has ended.
 
-Modules of SGLang that lie in the checkout (`python/sglang/...`) are imported from there, all others from the installed package.
+Modules of the engine that lie in the checkout (`python/sglang/...`, `vllm/...`) are imported from there, all others from the
+release. A test is of unittest, as SGLang's are, or a function of the module, as vLLM's are.
 SGLang imports torchvision wherever it is imported, for image models alone. Where it is absent, a stand-in whose names are empty
 classes takes its place. eagletwin cannot be imported here: what upstream takes must not need it.
 """
@@ -102,7 +103,8 @@ def names(found: list[tuple[Any, str]]) -> list[str]:
 
 
 def run(test: str, checkout: str, result: str) -> None:
-    patched = Checkout(Path(checkout) / "python")
+    below = Path(checkout) / "python"
+    patched = Checkout(below if below.is_dir() else Path(checkout))
     sys.meta_path.insert(0, patched)
     spec = importlib.util.spec_from_file_location("finding", test)
     assert spec is not None
@@ -112,7 +114,10 @@ def run(test: str, checkout: str, result: str) -> None:
     spec.loader.exec_module(module)
     gc.freeze()
     gc.enable()
-    outcome = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromModule(module))
+    suite = unittest.defaultTestLoader.loadTestsFromModule(module)
+    functions = [value for name, value in vars(module).items() if name.startswith("test_") and callable(value)]
+    suite.addTests(map(unittest.FunctionTestCase, functions))
+    outcome = unittest.TextTestRunner().run(suite)
     said = {
         "ran": outcome.testsRun,
         "failures": names(outcome.failures),

@@ -13,17 +13,23 @@ import pytest
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import ENGINES, Engine
 from tests import ledger
 
 from ..rows import long
 from . import change, counters
-from .attempt import FINDINGS, Attempt, Process, attempt, changed, folders, take_out
+from .attempt import FINDINGS, Attempt, Process, attempt, changed, engine_of, folders, take_out
 
 INDEX = FINDINGS / "README.md"
 # Red and green takes two imports of SGLang a folder: a grave one here, and all by `make findings`.
 IN_THE_SUITE = ("row-overflow",)
 PARTS = ("Harm.", "Symptom.", "Who is hit.", "Cause.", "Since when.", "Fix.", "Reported before?")
-MAY_IMPORT = {"sglang", "torch", *sys.stdlib_module_names}
+MAY_IMPORT: dict[Engine, set[str]] = {
+    "sglang": {"sglang", "torch", *sys.stdlib_module_names},
+    "vllm": {"vllm", "torch", "pytest", *sys.stdlib_module_names},
+}
+# How each project's CI finds a test for machines without a GPU.
+REGISTERED: dict[Engine, str] = {"sglang": 'suite="base-a-test-cpu")', "vllm": "pytestmark = pytest.mark.cpu_test"}
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +52,14 @@ def test_the_patch_applies_to_the_installed_release(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-def test_a_finding_needs_sglang_and_torch_alone_and_is_registered_for_ci(folder: Path) -> None:
-    [test] = folder.glob("test_*.py")
+def test_a_finding_needs_its_engine_and_torch_alone_and_is_registered_for_ci(folder: Path) -> None:
+    [test], engine = folder.glob("test_*.py"), engine_of(folder / "fix.patch")
     source = test.read_text(encoding="utf-8")
     nodes = list(ast.walk(ast.parse(source)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} <= MAY_IMPORT
-    assert 'suite="base-a-test-cpu")' in source
+    assert {name.partition(".")[0] for name in imported} <= MAY_IMPORT[engine]
+    assert REGISTERED[engine] in source
     assert all(len(line) <= 88 for line in source.splitlines() if "http" not in line and '"""' not in line)
 
 
@@ -66,7 +72,7 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
     assert -1 not in parts
     assert parts == sorted(parts)
     assert "\nSearched on 20" in report[parts[-1] :]
-    assert "python -m sglang.launch_server" in report or "No public " in report
+    assert ENGINES[engine_of(folder / "fix.patch")].launch in report or "No public " in report
     assert f"]({folder.name}/report.md)" in INDEX.read_text(encoding="utf-8")
 
 
@@ -104,7 +110,7 @@ def test_a_folder_without_one_of_its_files_is_refused(process: Process, finding:
 def test_a_patch_that_does_not_apply_is_refused(process: Process, finding: Path) -> None:
     patch = finding / "fix.patch"
     patch.write_text(patch.read_text().replace("-        if page_size > 1", "-        if page_size > 2"))
-    with pytest.raises(InputError, match=r"(?s)does not apply to the installed SGLang: error: patch failed.*\n  so:  its test"):
+    with pytest.raises(InputError, match=r"(?s)does not apply to the release: error: patch failed.*\n  so:  its test"):
         attempt(finding, process)
 
 

@@ -1,6 +1,7 @@
 """Reports name flags of the installed SGLang, in its spelling, and their launch commands give each a value that it takes."""
 
 import ast
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
+from eagletwin.harness.core.run_spec import ENGINES
+
 from ..upstream.attempt import package
-from .attempt import folders
+from .attempt import engine_of, folders, root_of
 
 READ = {"int": int, "float": float}
 OPTIONAL = re.compile(r"Optional\[(.*)\]$")
@@ -120,7 +123,24 @@ def sources() -> Sources:
     return Sources(flags, (srt / "environ.py").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+OF_ENGINE = {engine: [one for one in folders() if engine_of(one / "fix.patch") == engine] for engine in ENGINES}
+
+
+@pytest.mark.parametrize("folder", OF_ENGINE["vllm"], ids=lambda folder: folder.name)
+def test_flags_of_a_report_are_vllm_s(folder: Path) -> None:
+    """Those of its sources, and keys of --speculative-config that its configuration has."""
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    root = root_of("vllm") / "vllm"
+    known = set(re.findall(r'"(--[a-z][\w-]+)"', (root / "engine/arg_utils.py").read_text(encoding="utf-8")))
+    assert len(known) > 100
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", report)) <= known
+    keys = re.findall(r"^    (\w+): ", (root / "config/speculative.py").read_text(encoding="utf-8"), re.MULTILINE)
+    given = [json.loads(text) for text in re.findall(r"--speculative-config '(.*?)'", report)]
+    assert given
+    assert {key for one in given for key in one} <= set(keys)
+
+
+@pytest.mark.parametrize("folder", OF_ENGINE["sglang"], ids=lambda folder: folder.name)
 def test_flags_of_a_report_are_sglang_s(folder: Path) -> None:
     report = (folder / "report.md").read_text(encoding="utf-8")
     commands = [block for block in BLOCK.findall(report) if LAUNCH in block]

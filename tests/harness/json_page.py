@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct
 from msgspec.structs import fields
@@ -63,6 +63,8 @@ def _type(hint: Any) -> str:
         return _type(get_args(hint)[0])
     if get_origin(hint) in (UnionType,):
         return " or ".join(map(_type, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(hint))
     if hint is Any:
         return "any"
     plain = get_origin(hint) or hint

@@ -116,6 +116,11 @@ def test_each_input_reaches_the_command(tmp_path: Path) -> None:
     done = script(tmp_path / ".github/eagletwin/run.sh", "run", cwd=tmp_path, IN_SGLANG=".", IN_BASE="HEAD^1")
     assert done.stdout == "compare . --minutes 10 --seed 0 --base HEAD^1 --ledger all\n"
     assert done.returncode == 125
+    done = script(tmp_path / ".github/eagletwin/run.sh", "run", cwd=tmp_path, IN_VLLM="my tree", IN_MINUTES="3")
+    assert done.stdout == "compare my tree --engine vllm --minutes 3 --seed 0 --ledger all\n"
+    done = script(tmp_path / ".github/eagletwin/run.sh", "run", cwd=tmp_path, IN_VLLM=".", IN_SGLANG=".")
+    assert (done.returncode, done.stdout) == (128, "")
+    assert "one engine runs" in done.stderr
 
 
 def test_history_grows_on_a_branch_of_its_own(tmp_path: Path) -> None:

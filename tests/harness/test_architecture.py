@@ -116,13 +116,60 @@ _OF_SGLANG = {"machine.py": 2, "patches.py": 2}
 def test_what_runs_either_engine_names_none_in_its_messages() -> None:
     rooms = ("harness/engines", "harness/engines/inside")
     files = [file for room in rooms for file in (ROOT / room).glob("*.py")]
-    files += [ROOT / "harness/check" / f"{name}.py" for name in ("argument", "confirm", "known", "repro", "trials")]
     named = Counter[str]()
     for file in files:
         texts = [node for node in ast.walk(tree(file)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         docs = {id(node.value) for node in ast.walk(tree(file)) if isinstance(node, ast.Expr)}
         named.update({file.name: sum("SGLang" in str(node.value) and id(node) not in docs for node in texts)})
     assert +named == Counter(_OF_SGLANG)
+
+
+# What names an engine above the engines' rooms, and why. All else speaks of what every engine has.
+_NAMES_AN_ENGINE = {
+    "harness/core/case.py": "the settings of a case that are an engine's",
+    "harness/core/run_spec.py": "the table of engines",
+    "harness/core/patch.py": "SGLang's own switch that undoes fixes, a field of patch files",
+    "harness/check/known.py": "the same",
+    "harness/families/": "how each engine calls a checkpoint's classes and arguments, and what it refuses",
+    "harness/judge/engines.py": "conventions by the name in a trace",
+    "harness/commands/acceptance/": "what each server's flags and counts are called",
+    "harness/commands/check.py": "--model-runner, and a field of JSON that keeps its name",
+    "harness/commands/both.py": "the same",
+    "harness/commands/result.py": "fields of JSON that keep their names",
+    "harness/commands/prove/": "the same",
+    "harness/commands/fuzz/coverage.py": "which of SGLang's code cases were measured to run",
+    "harness/commands/fuzz/effect.py": "a test in the form of SGLang's own",
+    "harness/commands/kernels/": "calls SGLang's functions",
+    "harness/commands/options.py": "options that are an engine's",
+    "harness/commands/record.py": "records SGLang's servers",
+    "cases/blocks.py": "what a search draws for vLLM",
+    "cases/entry.py": "a settings block",
+    "cases/strategies.py": "the same",
+    "cases/ledger/": "bugs of each engine",
+}
+# A case's settings, and imports of an engine's room.
+_SETTINGS = re.compile(
+    r"\.(sglang|vllm)\b|(SGLang|VLLM)Settings|EngineSettings\((sglang|vllm)=|\b(sglang|vllm)=(settings|own)\b|engines[/.](sglang|vllm)"
+)
+
+
+def test_no_file_above_the_engines_rooms_names_an_engine() -> None:
+    """But for those of the table, each of which does."""
+    rooms = [f"harness/{room}" for room in ("core", "families", "judge", "check", "page", "commands", "testing", "cli")]
+    named = dict.fromkeys(_NAMES_AN_ENGINE, 0)
+    others = list[str]()
+    for file in (file for room in (*rooms, "cases") for file in (ROOT / room).rglob("*")):
+        if file.suffix not in (".py", ".html", ".css", ".js", ".svg"):
+            continue
+        count = len(re.findall("sglang|vllm", _SETTINGS.sub("", file.read_text(encoding="utf-8")), re.IGNORECASE))
+        path = str(file.relative_to(ROOT))
+        entry = next((name for name in _NAMES_AN_ENGINE if path == name or (name[-1] == "/" and path.startswith(name))), "")
+        if entry:
+            named[entry] += count
+        elif count:
+            others.append(f"{path}: {count}")
+    assert others == []
+    assert [name for name, count in named.items() if not count] == []
 
 
 def test_of_the_commands_only_kernels_uses_the_sglang_adapter() -> None:

@@ -67,6 +67,11 @@ USAGE = {
     "the old diff of a case on one SGLang": ["diff", "25015", "--sglang", "0.5.22"],
     "an SGLang that does not exist": ["check", "25015", "--sglang", "0.4.1"],
     "a release to fetch that does not exist": ["info", "releases", "fetch", "0.4.1"],
+    "a release to fetch of another engine": ["info", "releases", "fetch", "0.5.23", "--engine", "vllm"],
+    "a release of one engine and another engine": ["check", "25015", "--vllm", "0.33.0", "--engine", "sglang"],
+    "releases of two engines": ["check", "25015", "--vllm", "0.33.0", "--sglang", "0.5.23"],
+    "releases of another engine": ["compare", "0.5.22", "0.5.23", "--engine", "vllm"],
+    "a model runner of an engine that has none": ["check", "25015", "--model-runner", "v1", "--model-runner", "v2"],
     "a bisection over two things": ["bisect", "25015", "--features", "--from", "0.5.9"],
     "a bisection from newer to older": ["bisect", "25015", "--from", "0.5.12", "--to", "0.5.11"],
     "a bisection for no rule": ["bisect", "25015", "--rule", "draft.magic"],
@@ -260,7 +265,7 @@ def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
 
     monkeypatch.setattr(numbers, "hosts_of", lambda sources, *_: nullcontext([Fake(name) for name in sources]))
     monkeypatch.setattr(numbers, "watches", lambda _: (None, None))
-    monkeypatch.setattr(source, "resolve", lambda name: name)
+    monkeypatch.setattr(source, "resolve", lambda name, _: name)
     assert compare(["0.5.22", "0.5.23"], case="25015", out=tmp_path) == 125
     said = capsys.readouterr()
     ran = "pr-25015 runs on SGLang 0.5.22 (left) and on 0.5.23 (right); both are imported first"
@@ -270,8 +275,8 @@ def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
 
 
 def test_releases_that_are_not_fetched_are_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "here", lambda: ("0.5.23",))
-    found = info._releases()
+    monkeypatch.setattr(info, "here", lambda _: ("0.5.23",))
+    found = info._releases("sglang")
     assert found.good
     assert found.found.startswith("1 of 19 are here: 0.5.23; `--sglang` fetches the one that it names")
 

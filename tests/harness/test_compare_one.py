@@ -75,7 +75,7 @@ def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
 
 def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), **more: Any) -> OneJob:
     return OneJob(
-        sglang="tree",
+        named="tree",
         version="1a2b3c4d5e",
         standings=list(standings),
         searches=list(searches),
@@ -166,7 +166,7 @@ def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> N
         job(*standings, searches=(search,)),
         base="0.5.23",
         command="eagletwin compare /a/tree --base /a/base",
-        run=RunSpec(sglang="TREE"),
+        run=RunSpec(release="TREE"),
         again="eagletwin compare TREE --base BASE",
     )
     text = markdown_of(one)
@@ -317,7 +317,7 @@ def test_a_branch_is_a_change_of_the_base_that_is_named(tmp_path: Path, monkeypa
     host: Any = SimpleNamespace(source=found, mode=CPU, beside=lambda other: SimpleNamespace(source=other, mode=CPU))
     beside = two_trees_base_of(host, DEFAULT_RUN)  # what is wrong without the change as well is not the change's
     assert beside is not None
-    assert beside.run.sglang == str(base)
+    assert beside.run.release == str(base)
     assert as_change(source_at(branch), "") == source_at(branch)
     same = as_change(source_at(branch), str(branch)).difference
     assert same is not None
@@ -404,7 +404,7 @@ def test_a_changed_tree_is_compared_with_its_release_or_with_the_installed_one(v
     found = of(version)
     assert found is not None
     assert found.called == f"SGLang {installed_version('sglang')}"
-    assert found.run.sglang == ""
+    assert found.run.release == ""
 
 
 def test_a_copy_of_a_release_is_that_release() -> None:

@@ -134,7 +134,7 @@ def test_a_run_of_another_command_can_be_had_again_by_check(verb: str, data: st.
     if spec is None:
         return
     entry = data.draw(st.sampled_from(list(LEDGER.values())))
-    for one in (replace(spec, sglang="0.5.11"), entry.run(entry.green, spec), entry.run(entry.red, spec)):
+    for one in (replace(spec, release="0.5.11"), entry.run(entry.green, spec), entry.run(entry.red, spec)):
         assert spec_typed(again(one, "check", entry.id)) == one
 
 
@@ -178,7 +178,7 @@ def test_a_script_has_the_run_that_it_was_made_from(words: list[str], monkeypatc
         script = repro.write_script(Path(folder), LEDGER["25015"].case, spec, command="")
         with pytest.raises(SystemExit):
             runpy.run_path(str(script), run_name="__main__")
-    assert ran == [replace(spec, sglang="", changes=())]
+    assert ran == [replace(spec, release="", changes=())]
 
 
 def test_rules_in_a_run_are_those_that_can_be_switched_off() -> None:

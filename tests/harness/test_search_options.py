@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
 from msgspec.structs import replace as changed
 
-from eagletwin.cases.blocks import block_of
-from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.strategies import MODELS, ON_REQUEST
+from eagletwin.cases.blocks import block_of, cases_on
+from eagletwin.cases.ledger import LEDGER, case_of
+from eagletwin.cases.strategies import MODELS, ON_REQUEST, Focus
+from eagletwin.harness.check.trials import check
 from eagletwin.harness.cli.main import run_command as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
 from eagletwin.harness.commands.fuzz.coverage import TOPICS, VALUES, has, not_looked_at
@@ -29,11 +31,11 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError, run_guarded
 from eagletwin.harness.core.records import Ending
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, Mode, RunSpec
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_ENGINE, DEFAULT_RUN, Mode, RunSpec, chosen_engine
 from eagletwin.harness.core.signature import Signature, signature_of, without_numbers
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.families.dimensions.dimension import Dimension
-from eagletwin.harness.families.valid import check_case, runs_in
+from eagletwin.harness.families.valid import check_case, not_driven, runs_in
 from eagletwin.harness.page.render import NAME, text_of
 
 from ..rows import long, rows
@@ -199,7 +201,7 @@ def test_a_feature_that_no_case_has_in_a_mode_is_named_with_the_mode() -> None:
 
 
 def test_the_command_that_searches_again_has_all_that_was_typed() -> None:
-    options = SearchOptions(only=("topk=2",), out=Path("a b"), run=RunSpec(kernels="checked", sglang="my tree"), minutes=1.0)
+    options = SearchOptions(only=("topk=2",), out=Path("a b"), run=RunSpec(kernels="checked", release="my tree"), minutes=1.0)
     assert options.command == "eagletwin fuzz --seed 0 --minutes 1.0 --only topk=2 --sglang 'my tree' --kernels checked"
 
 
@@ -311,7 +313,7 @@ def test_what_never_happened_is_said_with_where_it_is_explained(tmp_path: Path) 
 )
 def test_tokens_that_plain_decode_would_send_otherwise_are_a_sentence(tokens: int, declared: str, tmp_path: Path) -> None:
     fuzz = searched(tmp_path, relaxed=tokens)
-    assert f" {declared}: in verify SGLang's penalties do not count the tokens of the same round." in said(tmp_path, fuzz)
+    assert f" {declared}: in verify penalties do not count the tokens of the same round." in said(tmp_path, fuzz)
     assert declared in (tmp_path / NAME).read_text()
 
 
@@ -427,3 +429,31 @@ def test_what_became_smaller_is_named_and_nothing_else() -> None:
     now = Case(name="x", model="llama-tiny", num_steps=3, requests=(request,))
     assert smaller(found, now) == "page_size 4 → 1, chunks 40 → 0"
     assert smaller(found, found) == ""
+
+
+def test_cases_of_an_engine_are_those_that_it_runs() -> None:
+    """What eagletwin.cases(engine="vllm") draws; a focus is kept."""
+    mode, models = Mode(engine="vllm"), set[str]()
+
+    @settings(max_examples=30, database=None, deadline=None, derandomize=True)
+    @given(case=cases_on(engine="vllm", max_requests=2), held=cases_on(Focus(model="llama-gqa", num_steps=2), engine="vllm"))
+    def drawn(case: Case, held: Case) -> None:
+        assert not not_driven(case, mode)
+        assert not not_driven(held, mode)
+        assert held.model == "llama-gqa"
+        models.add(case.model)
+
+    drawn()
+    assert len(models) > 1
+
+
+def test_one_engine_runs_and_its_release_names_it() -> None:
+    assert chosen_engine(None, {"sglang": "", "vllm": ""}) == (DEFAULT_ENGINE, "")
+    assert chosen_engine("vllm", {"sglang": "", "vllm": ""}) == ("vllm", "")
+    assert chosen_engine(None, {"sglang": "", "vllm": "0.33.0"}) == ("vllm", "0.33.0")
+    with pytest.raises(InputError, match=r"--x-vllm 0\.33\.0 with --x-engine sglang: it names the engine vLLM"):
+        chosen_engine("sglang", {"vllm": "0.33.0"}, "--x-")
+    with pytest.raises(InputError, match="one engine runs"):
+        chosen_engine(None, {"sglang": "0.5.23", "vllm": "0.33.0"})
+    with pytest.raises(InputError, match="check takes one engine, and not sgl"):
+        check(case_of("25015"), sgl="0.5.23")

@@ -143,7 +143,7 @@ def _run(asked: Serve, spec: RunSpec) -> int:
 
     from .serving.zygote import FrontEnd
 
-    with FrontEnd(resolve(spec.sglang), spec.mode) as zygote:
+    with FrontEnd(resolve(spec.release), spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from eagletwin.harness.engines.host import WouldNotStart
         from eagletwin.harness.families.store import checkpoints

@@ -455,7 +455,7 @@ def test_a_proof_that_is_known_not_to_show_is_told_so_and_no_proof_that_was_made
                 assert not _not_run(LEDGER[name], model, RunSpec(mode=on_a_cpu(LEDGER[name]))), (name, model)
     why = "UNKNOWN  8409 does not show in mimo-v2-window: a draft of several layers has no draft decode"
     assert _not_run(LEDGER["8409"], "mimo-v2-window", DEFAULT_RUN).startswith(why)
-    assert not _not_run(LEDGER["8409"], "mimo-v2-window", RunSpec(sglang="0.5.20"))
+    assert not _not_run(LEDGER["8409"], "mimo-v2-window", RunSpec(release="0.5.20"))
 
 
 def test_a_file_of_models_that_is_not_ours_is_refused(tmp_path: Path) -> None:

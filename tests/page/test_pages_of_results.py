@@ -167,7 +167,7 @@ def ci_job(folder: Path) -> Path:
     search = FamilySearch("llama-mtp", f"1 FOUND{HOSTILE}", 1, 12, [finding], ("multi-layer-chunk-tail-2",), str(place))
     lacks = standing("lacks", "26329", line=f"draft.input_ids{HOSTILE}", folder=str(paged(folder / "lacks-26329")))
     job = OneJob(
-        sglang="tree",
+        named="tree",
         version=f"tree-1{HOSTILE}",
         standings=[standing("holds", "25015"), lacks],
         searches=[search],

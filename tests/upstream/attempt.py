@@ -106,13 +106,13 @@ def changed_files(python: Path, edits: Iterable[Edit]) -> Changed:
     return changed
 
 
-def diff_of(changed: Changed) -> str:
-    """What was changed, as git applies it to a checkout of SGLang."""
+def diff_of(changed: Changed, below: str = "python/") -> str:
+    """What was changed, as git applies it to a checkout that has the package below this folder."""
     return "".join(
         line
         for file, (before, after) in changed.items()
         for line in difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/python/{file}", f"b/python/{file}"
+            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{below}{file}", f"b/{below}{file}"
         )
     )
 

@@ -89,14 +89,14 @@ def bisect(
     log_progress(f"bisecting {chosen.name} over {'its features' if features else 'commits' if git is not None else 'releases'}")
     from .state import Subject
 
-    subject = Subject(case=chosen, run=replace(spec, sglang=""))
+    subject = Subject(case=chosen, run=replace(spec, release=""))
 
     def command(target: str, name: str = case) -> str:
         """What to type to see a case on one release or tree."""
-        return replace(spec, sglang=target).command("check", name)
+        return replace(spec, release=target).command("check", name)
 
     if features:
-        return _features(subject, rule, out, command, (spec.sglang, _hint(entry, subject)))
+        return _features(subject, rule, out, command, (spec.release, _hint(entry, subject)))
     expected = entry.rule if entry is not None else ""
     if git is not None:
         return _commits(subject, rule, expected, git, out, command)
@@ -115,7 +115,7 @@ def _check_options(ranged: str, git: object, features: bool, spec: RunSpec) -> N
     chosen = [name for name, given in (("--git", git), ("--features", features), ("--from and --to", ranged)) if given]
     if len(chosen) > 1:
         raise nothing_run(f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing", "give one of them; then the other")
-    if spec.sglang and not features:
+    if spec.release and not features:
         named = f"--{spec.mode.engine}"
         raise nothing_run(
             f"{named} names one {spec.mode.title}, and a bisection over releases or commits goes over many",
@@ -170,10 +170,10 @@ def _bisect_versions(
                 run.tell(f"continuing an unfinished bisection of the same case: {run.resumed} are known")
             with progress("commits" if plan.checkout else "releases") as line:
 
-                def look(version: str, sglang: Path) -> "Looked":
+                def look(version: str, tree: Path) -> "Looked":
                     line.look(version[:12])
                     again = "" if plan.checkout else command(version, run.folder)
-                    found = look_at_version(version, str(sglang), plan.subject, run.folder, again)
+                    found = look_at_version(version, str(tree), plan.subject, run.folder, again)
                     line.done()
                     return found
 
@@ -187,7 +187,7 @@ def _bisect_versions(
 
 def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
     """where: the release or tree, and what to type if the case diverges nowhere, which may be empty."""
-    sglang, hint = where
+    named, hint = where
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
@@ -197,7 +197,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from .state import LOOKS, log_line
 
     mode = subject.run.mode
-    source = resolve(sglang, mode.engine)
+    source = resolve(named, mode.engine)
     folder = new_run_folder(out, f"features-{subject.case.name}")
     had = ", ".join(feature.words for feature in features_of(subject.case)) or "none"
     log_line(folder, f"folder: {folder}")
@@ -214,7 +214,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     except KeyboardInterrupt:
         log_line(folder, "not finished: the same command begins the search for features again")
         raise AlreadyReported(EXIT_INTERRUPTED) from None
-    again = command(sglang, str(folder / SMALLEST))
+    again = command(named, str(folder / SMALLEST))
     return _end(folder, partial(feature_report, reduction, subject.case, folder, again, hint), reduction.reduced.answered)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.run_spec import ENGINES, Engine
 
 from ..options import nothing_run
 from .report import VersionsOutcome, fault_between, outcome_of, progress_line
@@ -64,7 +65,7 @@ def commit_of(repository: Path, name: str) -> str:
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
     """A worktree in a temporary folder, at a commit."""
     scratch = Path(tempfile.mkdtemp(prefix="eagletwin-bisect-")).resolve()
-    tree = scratch / "sglang"
+    tree = scratch / "tree"
     try:
         git(repository, "worktree", "add", "--detach", "--force", str(tree), commit)
         yield tree
@@ -146,7 +147,7 @@ def _search(run: BisectionFolder, tree: Path, fault: Fault, came: bool, look: Lo
     """
     (old, new), (before, after) = run.state.plan.versions, TERMS[came]
     words = {"good": before if came else after, "bad": after if came else before, "skip": "skip"}
-    paths = _paths(tree, old, new)
+    paths = _paths(tree, run.state.plan.subject.run.mode.engine, old, new)
     suspects = _suspects(tree, new, [old], paths)
     if len(suspects) > 1:
         start = ["bisect", "start", f"--term-old={before}", f"--term-new={after}", new, old, "--", *paths]
@@ -172,10 +173,12 @@ def _search(run: BisectionFolder, tree: Path, fault: Fault, came: bool, look: Lo
     return old, suspects
 
 
-def _paths(tree: Path, *commits: str) -> tuple[str, ...]:
-    """Where SGLang's Python lies: commits that change nothing there need not be looked at. (): anywhere."""
-    lies = [git(tree, "ls-tree", "--name-only", commit, "python/sglang/__init__.py") for commit in commits]
-    return ("python",) if all(lies) else ()
+def _paths(tree: Path, engine: Engine, *commits: str) -> tuple[str, ...]:
+    """Where the engine's Python lies: commits that change nothing there need not be looked at. (): anywhere."""
+    folder = ENGINES[engine].folder
+    package = f"{folder}/{engine}".lstrip("/")
+    lies = [git(tree, "ls-tree", "--name-only", commit, f"{package}/__init__.py") for commit in commits]
+    return (folder or package,) if all(lies) else ()
 
 
 def _suspects(tree: Path, new: str, olds: list[str], paths: tuple[str, ...]) -> list[str]:

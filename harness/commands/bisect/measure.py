@@ -1,4 +1,4 @@
-"""Look at one version of SGLang, or one variant of a case, as often as it takes. Whatever it dies of is a look like any other.
+"""Look at one version, or one variant of a case, as often as it takes. Whatever it dies of is a look like any other.
 
 Every version has a host of its own, so its crash or its refusal to start takes nothing else along.
 """
@@ -160,14 +160,14 @@ def settle_vacuous(looked: Looked) -> Looked:
 SMALLEST = "smallest.json"  # the smallest case, in the run folder of a feature bisection
 
 
-def look_at_version(version: str, sglang: str, subject: Subject, folder: Path, again: str) -> Looked:
-    """All looks at a release or tree, `sglang` by the name that is typed. What they leave is in `folder`/`version`.
+def look_at_version(version: str, named: str, subject: Subject, folder: Path, again: str) -> Looked:
+    """All looks at a release or tree, `named` as it is typed. What they leave is in `folder`/`version`.
 
     again  the command that repeats a look. Raises HarnessError only if the harness itself cannot go on.
     """
     begun = time.monotonic()
     try:
-        source = resolve(sglang, subject.run.mode.engine)
+        source = resolve(named, subject.run.mode.engine)
     except EagletwinError as error:  # it could not be fetched, or holds no engine
         sightings: tuple[Sighting, ...] = (_not_run(error),)
     else:

@@ -213,7 +213,7 @@ def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, h
         why = f" ({usual.why})" if usual.why else ""
         lines = [f"NOTHING TO REDUCE  {case.name}: {brief(usual)}{why}", ""]
         lines += fold(
-            "A feature bisection begins with a case that diverges. --revert, --patch, --rule and --sglang choose one."
+            "A feature bisection begins with a case that diverges. --revert, --patch, --rule and a tree choose one."
             + (f" {hint}" if hint else ""),
             columns,
         )

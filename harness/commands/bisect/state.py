@@ -219,7 +219,7 @@ STATE, LOG = "bisect.json", "bisect.log"
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What is run on every version, and how; the versions are not `run.sglang`, but the bisection's."""
+    """What is run on every version, and how; the versions are not `run.release`, but the bisection's."""
 
     case: Case
     run: RunSpec = DEFAULT_RUN

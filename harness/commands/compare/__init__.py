@@ -1,1 +1,1 @@
-"""`eagletwin compare BASE HEAD`: what a pull request of SGLang breaks and fixes, told by cases that run on both sides."""
+"""`eagletwin compare BASE HEAD`: what a pull request of an engine breaks and fixes, told by cases that run on both sides."""

@@ -1,4 +1,4 @@
-"""`eagletwin compare`: an SGLang with the ledger and its base, a pull request with its base, or two runs number for number."""
+"""`eagletwin compare`: a tree with the ledger and its base, a pull request with its base, or two runs number for number."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace as replace_fields
 
-from eagletwin.cases.ledger import case_of
+from eagletwin.cases.ledger import case_of, find_entry
 from eagletwin.cases.reach import unreached_text, why_unreachable
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
-from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import count, nearest, show, width
 
 from ..options import (
@@ -21,6 +21,7 @@ from ..options import (
     OUT,
     OUTPUT,
     STRICT,
+    WHICH,
     Names,
     flag,
     log_progress,
@@ -36,22 +37,22 @@ if TYPE_CHECKING:
     from ..result import ComparisonFacts
 
 SHRINK_MINUTES, LINES = 0.5, 20
-_ONE, _TWO, _RUNS = "One SGLang", "Two SGLangs", "Number for number"
+_ONE, _TWO, _RUNS = "One tree", "Two trees", "Number for number"
 
 
 What = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[BASE] [HEAD]",
-        help="One SGLang, by default the installed one; BASE and HEAD; or two run folders. An SGLang is a release or a source "
-        "tree.",
+        help="One release or source tree, by default the installed one, or the newest; two of them, BASE and HEAD; or two run "
+        "folders.",
         show_default=False,
     ),
 ]
 _SEARCH = (
     option("", "ledger", Names, None, "none|all|ID", show_default=False)(
         "Entries of the ledger that run: `all` that the mode reaches, `none`, or these. Repeatable. Default: all; of two "
-        "SGLangs without live bugs whose code is that of the newest release in both."
+        "trees without live bugs whose code is that of the newest release in both."
     ),
     option("", "minutes", float, MINUTES, "MINUTES", min=0.0)(
         "Limits the generated cases, which come after the ledger. 0: none."
@@ -65,7 +66,7 @@ _OUTPUT = (
 )
 _OF_ONE = (
     option(_ONE, "base", str, "", "BASE", show_default=False)(
-        "What the SGLang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
+        "What the tree is a change of: a revision of the same checkout, a release or a folder. The report says which of "
         "the functions that differ ran; if none did, the code is 125. Default: its commit or release."
     ),
     option(_ONE, "family", Names, None, "MODEL", show_default=False)(
@@ -81,18 +82,18 @@ _OF_TWO = (
 )
 _OF_RUNS = (
     option(_RUNS, "case", str, "", "CASE", show_default=False)(
-        "Run this case, or entry of the ledger, alone on both SGLangs, and compare what they record."
+        "Run this case, or entry of the ledger, alone on both, and compare what they record."
     ),
     option(_RUNS, "lines", int, LINES, min=1)("How many differences to print."),
 )
 
 
 @with_json
-@run_options(_SEARCH, _OF_ONE, _OF_TWO, _OF_RUNS, _OUTPUT, (OUT,), STRICT, HOW, LIMITS)
+@run_options(_SEARCH, _OF_ONE, _OF_TWO, _OF_RUNS, _OUTPUT, (OUT,), STRICT, WHICH[:1], HOW, LIMITS)
 def compare(what: What = None, *, spec: RunSpec, **given: Any) -> int:
-    """Compare an SGLang with known bugs or with another SGLang, or compare two runs value by value.
+    """Compare a release or tree with known bugs or with another one, or compare two runs value by value.
 
-    One SGLang, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
+    One, as a CI job: the case of each fix in the ledger, then a search as `eagletwin fuzz` has it. BASE and HEAD: what a
     pull request breaks, what it fixes, and what it does to acceptance. Entries of the ledger run first, then generated cases,
     which go where the change runs. Two run folders, or --case: each number that differs.
 
@@ -124,7 +125,7 @@ def _numbers(names: tuple[str, ...], case: str, lines: int, out: Path, spec: Run
         raise InputError(
             "options of an engine, with two runs that were recorded before",
             consequence="nothing was compared",
-            remedy="leave them out; or name two SGLangs, and --case",
+            remedy="leave them out; or name two releases or trees, and --case",
         )
     both = names[0], names[1]
     if not case:
@@ -134,9 +135,13 @@ def _numbers(names: tuple[str, ...], case: str, lines: int, out: Path, spec: Run
     from eagletwin.harness.core.files import new_run_folder
     from eagletwin.harness.engines.source import resolve
 
-    chosen, sources = case_of(case), (resolve(both[0]), resolve(both[1]))
+    entry, title = find_entry(case), spec.mode.title
+    if entry is not None and why_unreachable(entry, spec.mode):
+        print(unreached_text(entry, spec.mode))
+        return EXIT_UNKNOWN
+    chosen, sources = case_of(case), (resolve(both[0], spec.mode.engine), resolve(both[1], spec.mode.engine))
     folder = new_run_folder(out, f"{chosen.name}-compare")
-    log_progress(f"{chosen.name} runs on SGLang {both[0]} (left) and on {both[1]} (right); both are imported first")
+    log_progress(f"{chosen.name} runs on {title} {both[0]} (left) and on {both[1]} (right); both are imported first")
     log_progress(f"folder: {folder}")
     from .numbers import compare_case
 
@@ -179,7 +184,7 @@ class _Search:
         if self.markdown and wants_json():
             raise nothing_run("--markdown and --json", "leave out either")
         ledger = self.ledger or ["all"]
-        found = {entry.id: entry for entry in select_entries(ledger)}
+        found = {entry.id: entry for entry in select_entries(ledger, spec.mode.engine)}
         beyond = [entry for entry in found.values() if why_unreachable(entry, spec.mode)]
         if beyond and "all" not in ledger:
             print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
@@ -198,7 +203,7 @@ class _Search:
         from ..fuzz.options import SearchOptions
         from .one import Against
 
-        run = replace_fields(spec, sglang=names[0] if names else "")
+        run = replace_fields(spec, release=names[0] if names else "")
         search = SearchOptions(minutes=self.minutes, max_cases=self.cases, seed=self.seed, run=run, out=self.out)
         for name in families:
             replace(search, only=(name,) if name else ()).check()
@@ -259,10 +264,10 @@ def _check_fit(names: tuple[str, ...], kind: str, misplaced: list[str]) -> None:
         raise InputError(
             f"compare cannot do this with {count(len(names), 'name')}",
             consequence="nothing was compared",
-            remedy="`eagletwin compare SGLANG`, `compare BASE HEAD`, `compare BASE HEAD --case CASE`, or two run folders",
+            remedy="`eagletwin compare TREE`, `compare BASE HEAD`, `compare BASE HEAD --case CASE`, or two run folders",
         )
     if misplaced:
-        there = {_ONE: "one SGLang", _TWO: "two SGLangs", _RUNS: "a comparison number for number"}[kind]
+        there = {_ONE: "one tree", _TWO: "two trees", _RUNS: "a comparison number for number"}[kind]
         option = f"--{misplaced[0].replace('_', '-')}"
         raise nothing_run(f"{option} with {there}", f"leave {option} out")
 
@@ -280,20 +285,20 @@ def _families(names: tuple[str, ...]) -> list[str]:
 
 
 def old_arguments(words: list[str], old: str) -> list[str]:
-    """The arguments of `ci` and `diff` as `compare` takes them: an SGLang is an argument, and the case of `diff` an option."""
-    sglangs, rest = list[str](), list[str]()
+    """The arguments of `ci` and `diff` as `compare` takes them: a tree is an argument, and the case of `diff` an option."""
+    trees, rest = list[str](), list[str]()
     left = iter(words)
     for word in left:
         name, _, value = word.partition("=")
-        if name == "--sglang":
-            sglangs.append(value or next(left, ""))
+        if name == f"--{DEFAULT_ENGINE}":
+            trees.append(value or next(left, ""))
         else:
             rest.append(word)
-    if old == "diff" and sglangs:
-        if rest[:1] == [] or rest[0].startswith("-") or len(sglangs) != 2:
+    if old == "diff" and trees:
+        if rest[:1] == [] or rest[0].startswith("-") or len(trees) != 2:
             raise nothing_run(
                 "`eagletwin diff` is now `eagletwin compare`",
-                f"eagletwin compare {' '.join(sglangs) if len(sglangs) == 2 else 'BASE HEAD'} --case CASE",
+                f"eagletwin compare {' '.join(trees) if len(trees) == 2 else 'BASE HEAD'} --case CASE",
             )
         rest = ["--case", *rest]
-    return [*sglangs, *rest]
+    return [*trees, *rest]

@@ -15,7 +15,7 @@ from eagletwin.cases.reach import why_unreachable
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.records import Header, accept_lengths
-from eagletwin.harness.core.run_spec import Mode, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, Engine, Mode, RunSpec
 from eagletwin.harness.core.signature import Signature, without_numbers
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
@@ -62,10 +62,10 @@ class SharedCase:
         return "tree" if self.case.topk > 1 else "chain"
 
 
-def select_entries(names: Sequence[str]) -> list[Entry]:
+def select_entries(names: Sequence[str], engine: Engine = DEFAULT_ENGINE) -> list[Entry]:
     """The entries that `--ledger` names: none, all, or by their ids. Raises InputError."""
     if "none" not in names:
-        return ledger_of(list(names))
+        return ledger_of(list(names), engine)
     if len(set(names)) > 1:
         raise nothing_run("--ledger none, and other entries as well", "leave out either")
     return []
@@ -283,7 +283,7 @@ def example_facts(
     broken: Breakage, case: Case, run: RunSpec, *, line: str, changes: tuple[str, ...], **more: Any
 ) -> ExampleFacts:
     """A case to read of a breakage. changes: the options that it runs with: remedies of known bugs, which would come first."""
-    portable = replace(run, sglang="HEAD", view=broken.first.question.view, changes=changes).command("check", "case.json")
+    portable = replace(run, release="HEAD", view=broken.first.question.view, changes=changes).command("check", "case.json")
     facts = {"case": msgspec.to_builtins(case), "changes": list(changes), "size": sizes(case), "portable": portable}
     return ExampleFacts(line=line, **facts, **more)
 

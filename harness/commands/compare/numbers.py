@@ -8,7 +8,7 @@ from eagletwin.harness.check.confirm import Outcome, brief
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Watch, doubts_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import TITLES, RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.source import Source, TooMany, between
@@ -39,20 +39,20 @@ def compare_runs(left: str, right: str, lines: int) -> int:
 
 
 def compare_case(
-    case: Case, sglangs: tuple[str, str], sources: tuple[Source, Source], lines: int, folder: Path, run: RunSpec
+    case: Case, names: tuple[str, str], sources: tuple[Source, Source], lines: int, folder: Path, run: RunSpec
 ) -> int:
-    """Run a case on two SGLangs, such as a pull request and its base, and compare what they recorded.
+    """Run a case on two releases or trees, such as a pull request and its base, and compare what they recorded.
 
-    Each engine watches the functions in which its SGLang differs from the other, by content: a branch whose changes are
+    Each engine watches the functions in which its code differs from the other's, by content: a branch whose changes are
     committed is looked at like one that is dirty.
     """
     matrix, outcomes = Matrix(), list[Outcome]()
     with hosts_of(sources, run.mode, watches(sources) or (None, None)) as hosts:
-        for side, host, sglang in zip(("left", "right"), hosts, sglangs, strict=True):
-            question = Question(what=case, name=side, out=folder, run=replace_fields(run, sglang=sglang))
+        for side, host, name in zip(("left", "right"), hosts, names, strict=True):
+            question = Question(what=case, name=side, out=folder, run=replace_fields(run, release=name))
             answer = matrix.ask(host, question)
             if (outcome := answer.run) is None:
-                print(f"UNKNOWN  {case.name} on SGLang {sglang}\n\n  {answer.error}\n\n  folder: {folder}")
+                print(f"UNKNOWN  {case.name} on {run.mode.title} {name}\n\n  {answer.error}\n\n  folder: {folder}")
                 return EXIT_UNKNOWN
             outcomes.append(outcome)
     left, right = (_line(outcome) for outcome in outcomes)
@@ -63,7 +63,8 @@ def _line(outcome: Outcome) -> str:
     """How the run ended, on one line."""
     verdict = outcome.verdict
     word = "" if verdict.status == "equal" else f" {brief(verdict)}"
-    return f"SGLang {outcome.trace.header.engine.version}: {verdict.status}{word} ({outcome.folder})"
+    engine = outcome.trace.header.engine
+    return f"{TITLES[engine.name]} {engine.version}: {verdict.status}{word} ({outcome.folder})"
 
 
 def watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None] | None:
@@ -106,23 +107,23 @@ def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
 
 
 def _doubts(traces: "list[Trace]") -> list[str]:
-    """Why two traces that are the same say nothing about what differs between the two SGLangs; [] if they do."""
+    """Why two traces that are the same say nothing about what differs between the two; [] if they do."""
     if traces[0].header.engine.version == traces[1].header.engine.version:
         return []
     return doubts_of([trace.differs for trace in traces if trace.differs is not None], mutual=_mutual(traces))
 
 
 def _mutual(traces: "list[Trace]") -> bool:
-    """Whether each trace says in what its SGLang differs from the other's."""
+    """Whether each trace says in what its code differs from the other's."""
     bases = [trace.differs.base if trace.differs is not None else "" for trace in traces]
     return bases == [trace.header.engine.version for trace in reversed(traces)]
 
 
 def _changes(traces: "list[Trace]", lines: int) -> str:
-    """The functions in which the two SGLangs differ, run and not run, `lines` of each; "" if they were not compared."""
+    """The functions in which the two differ, run and not run, `lines` of each; "" if they were not compared."""
     if not _mutual(traces):
         return ""
-    text = ["The two SGLangs differ, file by file:"]
+    text = ["The two differ, file by file:"]
     for side, trace in zip(("left:  ", "right: "), traces, strict=True):
         assert trace.differs is not None
         listed = trace.differs.list_functions(shown=lines, gone="Only in the other") or [

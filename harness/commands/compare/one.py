@@ -1,4 +1,4 @@
-"""One SGLang: which fixes of the ledger it holds, which it lacks, which live bugs it has, and what searches of it find."""
+"""One tree: which fixes of the ledger it holds, which it lacks, which live bugs it has, and what searches of it find."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace as replace_fields
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import entries_in
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.errors import (
@@ -27,7 +27,7 @@ from eagletwin.harness.core.errors import (
     HarnessError,
 )
 from eagletwin.harness.core.files import installed_version, new_run_folder
-from eagletwin.harness.core.run_spec import RunSpec, unusual
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, TITLES, Engine, RunSpec, unusual
 from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.core.verdict import View
@@ -61,10 +61,10 @@ from .two import said_by, said_by_verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What one SGLang is compared with.
+    """What one release or tree is compared with.
 
     entries, families  of the ledger; model recipes, each of which is searched: "" is one search of everything
-    search   the options of each search; base: of the SGLang, as it was typed; words: what was typed besides
+    search   the options of each search; base: of the tree, as it was typed; words: what was typed besides
     summary, history  files to which Markdown and a line of JSON are appended; markdown: printed in place of the report
     """
 
@@ -78,9 +78,9 @@ class Against:
     markdown: bool
 
     def report(self) -> int:
-        """Ask the SGLang, search it, and say what came of it, also where it is ended early; the exit code."""
+        """Ask the engine, search it, and say what came of it, also where it is ended early; the exit code."""
         must_take_more("--history", self.history)
-        with base_of(self.base, self.search.run.sglang) as base:
+        with base_of(self.base, self.search.run.release, self.search.run.mode.engine) as base:
             return self._report(replace(self.search, base=base))
 
     def _report(self, search: SearchOptions) -> int:
@@ -104,22 +104,22 @@ class Against:
     def _job(self, source: Source, folder: str, spec: RunSpec) -> OneJob:
         def command(name: str, base: str) -> str:
             words = [name] * bool(name) + [*self.words, *unusual((("--base", base, ""),))]
-            return replace_fields(spec, sglang="").command("compare", *words)
+            return replace_fields(spec, release="").command("compare", *words)
 
         base, folders = self.base, bool(self.base) and Path(self.base).is_dir()
         return OneJob(
-            sglang=spec.sglang,
+            named=spec.release,
             version=source.called,
             base=source.base.called if source.base is not None else "",
             folder=folder,
-            command=command(spec.sglang, base),
-            run=replace_fields(spec, sglang="TREE") if source.tree else spec,
-            again=command("TREE" if source.tree else spec.sglang, "BASE" if folders else base),
+            command=command(spec.release, base),
+            run=replace_fields(spec, release="TREE") if source.tree else spec,
+            again=command("TREE" if source.tree else spec.release, "BASE" if folders else base),
         )
 
     def _ask(self, source: Source, job: OneJob, spec: RunSpec) -> None:
-        """The entries, on one process that imports SGLang once."""
-        log_progress(f"importing SGLang {source.called}; then the ledger's entries, {len(self.entries)} in number")
+        """The entries, on one process that imports the engine once."""
+        log_progress(f"importing {spec.mode.title} {source.called}; then the ledger's entries, {len(self.entries)} in number")
         with Host(source=source, mode=spec.mode) as host:
             try:
                 host.connection()
@@ -161,21 +161,21 @@ class Against:
 
 
 @contextmanager
-def base_of(base: str, sglang: str) -> Iterator[str]:
-    """The base as `--sglang` takes it: a release, a folder, or a revision of the same checkout, which lies in a worktree of its
+def base_of(base: str, tree: str, engine: Engine = DEFAULT_ENGINE) -> Iterator[str]:
+    """The base as a run names it: a release, a folder, or a revision of the same checkout, which lies in a worktree of its
     own until the block is left. Raises InputError."""
-    if base in ("", installed_version("sglang"), *releases()) or Path(base).is_dir():
+    if base in ("", installed_version(engine), *releases(engine)) or Path(base).is_dir():
         yield base
         return
-    if not Path(sglang).is_dir():
+    if not Path(tree).is_dir():
         raise nothing_run(
             f"--base {base} is neither a release nor a folder, and no checkout was named that has it",
             "name a release or a folder, or compare a checkout and give --base a revision of it",
         )
-    checkout = Path(sglang).resolve()
+    checkout = Path(tree).resolve()
     repository = Path(git(checkout, "rev-parse", "--show-toplevel"))
-    with worktree(repository, commit_of(repository, base)) as tree:
-        yield str(tree / checkout.relative_to(repository))
+    with worktree(repository, commit_of(repository, base)) as found:
+        yield str(found / checkout.relative_to(repository))
 
 
 def _standing_of(trials: Trials, entry: Entry, job: OneJob) -> Standing:
@@ -222,7 +222,9 @@ def decide(entry: Entry, said: SideResult, version: str, again: str) -> Standing
     if said.status != "broken":
         stand: Stand = "unknown" if said.status == "unknown" else "gone" if known else "holds"
         return _standing(entry, stand, said.line, again)
-    fixed_later = said.rule in {other.rule for other in LEDGER.values() if other.fixed and may_have(version, other)}
+    fixed_later = said.rule in {
+        other.rule for other in entries_in(entry.engine).values() if other.fixed and may_have(version, other)
+    }
     if known and (fixed_later or said.rule == entry.rule):
         return _standing(entry, "live", said.line, again)
     if known:
@@ -239,7 +241,9 @@ def search_family(options: SearchOptions) -> FamilySearch:
         return FamilySearch(family, " ".join(error.cause.split()), EXIT_UNKNOWN)
     file = options.out / f"fuzz-{options.seed}" / SUMMARY
     if not file.is_file():  # it did not start
-        return FamilySearch(family, "SGLang would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN)
+        return FamilySearch(
+            family, f"{TITLES[options.run.mode.engine]} would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN
+        )
     return _read(family, code, file)
 
 

@@ -1,4 +1,4 @@
-"""The report of a comparison of one SGLang with the ledger: exit code, document, annotations, a line of a history."""
+"""The report of a comparison of one release or tree with the ledger: exit code, document, annotations, a line of a history."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ _FIRST: tuple[Stand, ...] = (*WORSE, "unknown", "gone")  # what a person is told
 
 
 class Standing(Struct, frozen=True):
-    """An entry of the ledger on this SGLang. folder: the run folder, of what is wrong."""
+    """An entry of the ledger on this release or tree. folder: the run folder, of what is wrong."""
 
     id: str
     title: str
@@ -67,7 +67,7 @@ class FamilySearch(Struct):
     exit_code  as fuzz has it; but a finding whose smallest case may be a known bug is no news
     past       known bugs that explain what its cases showed; left_out: what it did not look at
     folder     its run folder, if it ran
-    changes    what was changed in the SGLang, and how many cases ran it
+    changes    what was changed in the tree, and how many cases ran it
     """
 
     family: str
@@ -91,15 +91,15 @@ class FamilySearch(Struct):
 
 
 class OneJob(Struct, kw_only=True):
-    """A comparison of one SGLang, filled while it goes on.
+    """A comparison of one release or tree, filled while it goes on.
 
-    base    what the SGLang is a change of, as traces call it; "": none was named
+    base    what it is a change of, as traces call it; "": none was named
     run     how it was run, and again: the command, both without a path of this machine
     failed  why nothing ran
-    entries what was changed in the SGLang, and how many entries ran it
+    entries what was changed in it, and how many entries ran it
     """
 
-    sglang: str
+    named: str
     version: str
     folder: str
     command: str
@@ -194,7 +194,7 @@ def facts_of(job: OneJob) -> dict[str, Any]:
     return {
         "schema": 1,
         "eagletwin": __version__,
-        "sglang": job.sglang,
+        job.run.mode.engine: job.named,
         "version": job.version,
         "base": job.base,
         "exit_code": job.exit_code,
@@ -229,13 +229,17 @@ def job_page(folder: Path) -> Document:
 def document_of(job: OneJob, folder: Path) -> Document:
     """The report: what is wrong comes first. folder: where its run folder is now."""
     known = {*(one.id for one in job.of("live")), *(name for one in job.searches for name in one.past)}
-    facts = [("SGLang", job.version), ("time", f"{job.seconds:.1f} s"), *([("a change of", job.base)] if job.base else [])]
+    facts = [
+        (job.run.mode.title, job.version),
+        ("time", f"{job.seconds:.1f} s"),
+        *([("a change of", job.base)] if job.base else []),
+    ]
     wrong = [found.title for one in job.searches for found in one.findings]
     wrong += [f"{one.id}: {MEANING[one.stand]}" for one in job.standings if one.stand in WORSE]
     lines = [job.failed, "It was ended before it was done." * job.interrupted, *job.change_lines]
-    lines += [f"{count(len(known), 'known live bug')} of SGLang showed; the page names them." if known else ""]
+    lines += [f"{count(len(known), 'known live bug')} of {job.run.mode.title} showed; the page names them." if known else ""]
     return Document(
-        title=f"SGLang {job.version}{f' as a change of {job.base}' if job.base else ''}",
+        title=f"{job.run.mode.title} {job.version}{f' as a change of {job.base}' if job.base else ''}",
         status=_HEADLINE[job.exit_code],
         kind=KINDS.get(job.exit_code, "doubt"),
         headline=f"{'; '.join([*wrong[:1], job.headline])}.",

@@ -1,4 +1,4 @@
-"""A comparison of two SGLangs: what came of it (`CompareReport`), as comparison.json and --json have it, and as a document."""
+"""A comparison of two trees: what came of it (`CompareReport`), as comparison.json and --json have it, and as a document."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.differs import Changes, join_names
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, TITLES, RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import count
 from eagletwin.harness.engines.provision import releases
@@ -112,7 +112,7 @@ class CompareReport:
 
     @property
     def remarks(self) -> list[str]:
-        """How much was run, and which of SGLang's own live bugs were met, in sentences."""
+        """How much was run, and which live bugs of the engine's own were met, in sentences."""
         return [self._amount, *filter(None, [self._live])]
 
     @property
@@ -123,11 +123,12 @@ class CompareReport:
         text = f"{count(cases, 'generated case')} and {bugs} were compared in {self.seconds:.0f} s."
         if self.left:
             text += f" {self.left} more of the ledger did not run, since the command was ended."
+        newest = releases(self.run.mode.engine)[-1]
         if self.believed:
             bugs = count(len(self.believed), "live bug")
-            text += f" {bugs} of SGLang did not run: both sides have the code of {releases()[-1]}, where each is proven."
+            text += f" {bugs} of {self.run.mode.title} did not run: both sides have the code of {newest}, where each is proven."
         if alone := sum(answer.believed for answer in self.result.answers):
-            text += f" Of the entries {alone} ran on HEAD alone: BASE has the fixes of {releases()[-1]}, where each is proven."
+            text += f" Of the entries {alone} ran on HEAD alone: BASE has the fixes of {newest}, where each is proven."
         if self.unreached:
             text += f" Not reached in this mode: {join_names(self.unreached)}."
         return text
@@ -137,7 +138,7 @@ class CompareReport:
         alike = sum(bool(answer.known) for answer in self.result.of("still diverged"))
         parts = [f"{count(alike, 'case')} diverged by them on both sides"] * bool(alike)
         parts += [f"generated cases ran with the fixes of {', '.join(self.known)}"] * bool(self.known)
-        return f"SGLang's known live bugs: {'; '.join(parts)}." if parts else ""
+        return f"{self.run.mode.title}'s known live bugs: {'; '.join(parts)}." if parts else ""
 
     @property
     def differing(self) -> list[str]:
@@ -169,6 +170,7 @@ def facts_of(one: CompareReport) -> ComparisonFacts:
     """The object that --json prints, and comparison.json holds (docs/guide/compare.md)."""
     result = one.result
     return ComparisonFacts(
+        engine=one.run.mode.engine,
         result="cannot tell" if one.interrupted and not one.broken else result.word.lower().lstrip("0123456789 "),
         headline=one.headline,
         sentence=one.sentence,
@@ -226,7 +228,7 @@ def _breakage_facts(broken: Breakage, example: ExampleFacts) -> BrokenFacts:
 def _answer_facts(answer: ComparedCase, run: RunSpec) -> AnswerFacts:
     base, head = (SideFacts(status=side.status, rule=side.rule, line=side.line) for side in (answer.base, answer.head))
     entry, side = answer.question.entry, "BASE" if answer.group == "newly fixed" else "HEAD"
-    portable = "" if entry is None else replace(run, sglang=side, view=answer.question.view).command("check", entry.id)
+    portable = "" if entry is None else replace(run, release=side, view=answer.question.view).command("check", entry.id)
     return AnswerFacts(
         name=answer.question.name,
         kind="case" if entry is None else "entry",
@@ -251,6 +253,7 @@ def comparison_page(folder: Path) -> Document:
 
 def document_of(one: ComparisonFacts, folder: Path) -> Document:
     """The report. folder: where its run folder is now."""
+    title = TITLES[one.engine]
     believed = (("live bugs on both sides by their code, not run", ", ".join(one.believed)),) if one.believed else ()
     return Document(
         title=f"HEAD {one.head.name} against BASE {one.base.name}",
@@ -258,7 +261,7 @@ def document_of(one: ComparisonFacts, folder: Path) -> Document:
         kind=KINDS.get(one.exit_code, "doubt"),
         headline=one.sentence,
         lines=tuple(one.remarks),
-        facts=(("BASE", f"SGLang {one.base.version}"), ("HEAD", f"SGLang {one.head.version}"), *believed),
+        facts=(("BASE", f"{title} {one.base.version}"), ("HEAD", f"{title} {one.head.version}"), *believed),
         reason=one.not_seen,
         sections=(
             DocumentSection(heading="Newly broken", items=tuple(_broken(folder, one)), found=True),
@@ -296,7 +299,7 @@ def _broken(folder: Path, one: ComparisonFacts) -> Iterator[Item]:
 
 
 def _group(one: ComparisonFacts, group: str) -> DocumentSection:
-    """The cases of a group one by one, but SGLang's own bugs, which are as they were."""
+    """The cases of a group one by one, but the engine's own bugs, which are as they were."""
     answers = [answer for answer in one.answers if answer.group == group]
     shown = [answer for answer in answers if not (group == "still diverged" and answer.known)]
     lines = (_MEANS[group],) if shown else ()

@@ -1,4 +1,4 @@
-"""Two SGLangs: runs a case on HEAD and on BASE, makes sure of what changed, and sums it all up.
+"""Two releases or trees: runs a case on HEAD and on BASE, makes sure of what changed, and sums it all up.
 
 A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone, on each. The
 first case that is newly broken in its way (groups.Breakage) runs in three fresh forks of HEAD, in a run folder of its own.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from eagletwin.cases.blocks import Block
-from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger import ENTRIES
 from eagletwin.cases.sample_cases import draw_from_seeds_alone
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.check.known import KnownBugMatcher, may_be, may_have
@@ -122,7 +122,7 @@ class Sides:
     _broken_so: set[Signature] = field(default_factory=set)  # what was seen three times alone
 
     def __post_init__(self) -> None:
-        base, head = (replace_fields(self.run, sglang=name) for name in self.names)
+        base, head = (replace_fields(self.run, release=name) for name in self.names)
         self._matcher = KnownBugMatcher(self.hosts[BASE], base), KnownBugMatcher(self.hosts[HEAD], head)
         self._matcher[HEAD].base = Base(self.hosts[BASE], base)
 
@@ -164,7 +164,7 @@ class Sides:
     def _answer_generated(self, seen: CaseSeen, block: Block | None, name: str) -> ComparedCase:
         self.tally.add(seen)
         self.changes[HEAD].add(seen.differs)
-        question = SharedCase(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
+        question = SharedCase(name, seen.case, seen.view, mended=tuple(ENTRIES[one] for one in seen.mended), block=block)
         unrun = runs_no_change(seen.verdict, seen.differs)
         said = EQUAL if unrun else said_by_verdict(seen.verdict, seen.signature)
         return self._answer(question, said, seen.differs, seen)
@@ -372,14 +372,18 @@ class ComparisonRun:
         """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
         begun = time.monotonic()
         draw_from_seeds_alone()
-        sources = resolve(self.names[0]), resolve(self.names[1])
+        sources = resolve(self.names[0], self.run.mode.engine), resolve(self.names[1], self.run.mode.engine)
         watched = watches(sources)
         folder = new_run_folder(self.out, "compare")
         mutual, ended = watched is not None and watched[0] is not None, None
         try:
             if watched is None or sources[0].called == sources[1].called:
                 trees = watched is not None and any(source.tree for source in sources)
-                same = "have one name and differ: one has another RECORD" if trees else "are the same SGLang, file by file"
+                same = (
+                    "have one name and differ: one has another RECORD"
+                    if trees
+                    else f"are the same {self.run.mode.title}, file by file"
+                )
                 self._failed = f"BASE and HEAD {same}"
             else:
                 with hosts_of(sources, self.run.mode, watched) as hosts:
@@ -400,7 +404,7 @@ class ComparisonRun:
     def _ask(self, hosts: tuple[Host, Host], watch: Watch | None, folder: Path) -> None:
         """watch: in what HEAD differs from BASE, file by file."""
         with progress("cases") as line:
-            line.look("importing both SGLangs")
+            line.look("importing both")
             for side, host in zip(SIDES, hosts, strict=True):
                 try:
                     host.connection()

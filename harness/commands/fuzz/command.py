@@ -60,15 +60,17 @@ def fuzz(*, spec: RunSpec, resume: Path | None, shrink: Path | None, watch: bool
 
     search_options |= {name: tuple(search_options[name] or ()) for name in ("only", "left_out")}
     options = SearchOptions(run=spec, **search_options)
-    if watch and (resume or shrink or not Path(spec.sglang or "none").is_dir()):
-        raise nothing_run("--watch searches a source tree again each time that a file of it is saved", "give --sglang TREE")
+    if watch and (resume or shrink or not Path(spec.release or "none").is_dir()):
+        raise nothing_run(
+            "--watch searches a source tree again each time that a file of it is saved", f"give --{spec.mode.engine} TREE"
+        )
     if resume is not None:
         return search(*load_resumed_search(resume, options), verbose=verbose)
     options.check()  # before anything slow is imported
     if watch:
         from .watching import search_again
 
-        return search_again(Path(spec.sglang), lambda one: search(options, verbose=verbose, watched=one))
+        return search_again(Path(spec.release), lambda one: search(options, verbose=verbose, watched=one))
     return search(options, verbose=verbose) if shrink is None else make_small(shrink, options)
 
 
@@ -94,10 +96,10 @@ def load_resumed_search(folder: Path, options: "SearchOptions") -> "tuple[Search
             consequence="nothing was run: the search is over",
             remedy=f"--findings {len(past.findings) + 1} continues it, and --findings 0 until the time is up",
         )
-    if continued.source.called != past.begun.sglang:
+    if continued.source.called != past.begun.called:
         raise InputError(
-            f"{folder} is a search of {continued.run.mode.title} {past.begun.sglang}, and this is {continued.source.called}",
-            consequence="nothing was run: results of two SGLangs would be mixed",
+            f"{folder} is a search of {continued.run.mode.title} {past.begun.called}, and this is {continued.source.called}",
+            consequence="nothing was run: results of two trees would be mixed",
             remedy="begin another search",
         )
     return continued, past
@@ -111,7 +113,7 @@ def search(
     source = options.source
     if options.explain and source.difference is None and not options.run.patches:
         raise nothing_run(
-            f"--explain, and it is not known what SGLang {source.called} changes",
+            f"--explain, and it is not known what {options.run.mode.title} {source.called} changes",
             "give a tree with uncommitted changes, a --patch or a --revert",
         )
     with ExitStack() as stack:
@@ -248,7 +250,7 @@ def make_small(file: Path, options: "SearchOptions") -> int:
 
     case = replace_fields(read_case(file), exercises=())
     with (
-        Host(source=resolve(options.run.sglang, options.run.mode.engine), mode=options.run.mode) as host,
+        Host(source=resolve(options.run.release, options.run.mode.engine), mode=options.run.mode) as host,
         progress("runs") as line,
     ):
         run, workarounds = apart(options.run)
@@ -274,9 +276,9 @@ def make_small(file: Path, options: "SearchOptions") -> int:
 
 def _elsewhere(options: "SearchOptions") -> "SearchOptions":
     """The options for another process, which may run in another folder."""
-    tree = options.run.sglang
+    tree = options.run.release
     return replace(
-        options, run=replace_fields(options.run, sglang=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
+        options, run=replace_fields(options.run, release=str(Path(tree).absolute()) if tree and Path(tree).exists() else tree)
     )
 
 

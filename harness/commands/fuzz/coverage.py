@@ -1,5 +1,5 @@
-"""Which features a search left out, and which cases run which code of SGLang: a search for what a change breaks begins where
-the changed code runs.
+"""Which features a search left out, and which cases run which code of the engine: a search for what a change breaks begins
+where the changed code runs.
 
 coverage.json has it of the newest release, as `python -m tests.lab coverage` measured it: of cases of a default search, which
 blocks (engines/blocks.py) each ran. A changed statement is looked up by its block; where the release has no such block, as of
@@ -275,7 +275,7 @@ UNMEASURED = Measured()
 
 
 def key_of(file: str, function: str, branch: str) -> str:
-    """file: from SGLang's own folder on."""
+    """file: from the engine's own folder on."""
     return hashlib.sha256("\0".join((file, function, branch)).encode()).hexdigest()[:_KEY]
 
 
@@ -340,7 +340,7 @@ def read_coverage() -> Coverage:
 
 
 class _Tree:
-    """The sources of one SGLang, and which measured cases run a place of them."""
+    """The sources of one engine, and which measured cases run a place of them."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._keys = root, read_coverage().by_key()

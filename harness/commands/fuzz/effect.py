@@ -116,7 +116,7 @@ class Effect:
         return trials.stand(case).run(case, folder, trials.run.limits, fresh=True)
 
 
-# What a fix leaves to paste: an entry of the ledger, and a test in the form of SGLang's own.
+# What a fix leaves to paste: an entry of the ledger, and a test in the form of the engine's own.
 #
 # Both hold the smallest case that is wrong without the fix and right with it.
 
@@ -196,7 +196,7 @@ def _write_pasted(folder: Path, case: Case, wrong: Verdict, base: str, patch: Pa
 
 
 def _patch_between(old: Path, new: Path, watch: Watch) -> Patch | None:
-    """The patch that makes the SGLang in one folder the one in the other, which differ by `watch`; None: edits of functions do
+    """The patch that makes the tree in one folder the one in the other, which differ by `watch`; None: edits of functions do
     not say all of it."""
     if watch.differs.modules or watch.differs.removed or watch.differs.files:
         return None

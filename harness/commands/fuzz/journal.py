@@ -31,10 +31,10 @@ _SURE = 1.0  # seconds after which lines are on the disk, whatever becomes of th
 
 
 class Begun(Struct, frozen=True, tag=True):
-    """The first line. sglang: which one is searched; ahead: as in steering.Order."""
+    """The first line. called: which release or tree is searched; ahead: as in steering.Order."""
 
     options: SearchOptions
-    sglang: str
+    called: str
     ahead: int
     version: str = __version__
 

@@ -1,8 +1,8 @@
 """One block of a search after the other: its cases are run and judged, and what known bugs show is told from the rest.
 
 A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in seven
-of eight blocks the bugs that this SGLang was seen to have are mended, in memory. The eighth, if its cases are small, runs
-SGLang as it is, up to the first case that a known bug spoils, so that what a remedy replaces is looked at as well. What is
+of eight blocks the bugs that this engine was seen to have are mended, in memory. The eighth, if its cases are small, runs
+the engine as it is, up to the first case that a known bug spoils, so that what a remedy replaces is looked at as well. What is
 done with a case depends on its block alone, so that the same seed comes to the same on any number of cores.
 """
 
@@ -31,7 +31,7 @@ NO_BLOCK = -1  # of a case of the ledger, or of an earlier search, which no bloc
 
 
 class Unstarted(Struct, frozen=True, tag=True):
-    """An engine of this configuration would not start. ours: eagletwin does not run it, whatever the SGLang."""
+    """An engine of this configuration would not start. ours: eagletwin does not run it, whatever the engine."""
 
     probe: Case
     why: str
@@ -48,7 +48,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
     could_show  those of them that it may show by itself: a block is mended for all that any of its cases may show
     known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
-    cured     entries whose remedies make it equal, where the SGLang without the change that is searched is right without them
+    cured     entries whose remedies make it equal, where the engine without the change that is searched is right without them
     tries     further runs that it took to tell
     numbers   a digest of what was recorded, where a changed statement ran and the case is equal
     """

@@ -12,7 +12,7 @@ from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_ENGINE, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import runs_in
@@ -26,7 +26,7 @@ _OF_VIEW = {"true_tree": "trees", "committed": "layers", "shifted": "plain-draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A search, apart from the SGLang.
+    """A search, apart from the engine.
 
     seconds, max_cases  when to stop generating; shrink_seconds: when to stop shrinking, for each finding
     command             what a person types to search like this again
@@ -53,7 +53,7 @@ class SearchOptions:
     run        the options that choose no cases
     explain    whether the effect of a right change is shown
     unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
-    base       a release or a folder that the SGLang is a change of: of no option, `compare` alone sets it
+    base       a release or a folder that the engine is a change of: of no option, `compare` alone sets it
     beside     as in SearchConstraints: of no option, what a change is in asks for it (`for_change`)
     first      cases that the search begins with: of no option, they ran the change before (corpus.py)
     """
@@ -124,7 +124,7 @@ class SearchOptions:
             retract=not mode.overlap,
             overlap=mode.overlap,
             stages=mode.pp,
-            production=mode.engine == "sglang" and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
+            production=mode.engine == DEFAULT_ENGINE and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
             engine=mode.engine,
             beside=self.beside,
         )
@@ -151,8 +151,8 @@ class SearchOptions:
 
     @property
     def source(self) -> Source:
-        """The SGLang that is searched, as a change of its base if one is named. Raises InputError, NotFetched."""
-        return as_change(resolve(self.run.sglang, self.run.mode.engine), self.base)
+        """The engine that is searched, as a change of its base if one is named. Raises InputError, NotFetched."""
+        return as_change(resolve(self.run.release, self.run.mode.engine), self.base)
 
     @property
     def plan(self) -> Plan:

@@ -2,7 +2,7 @@
 actors of Ray.
 
 Results come in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the same
-with any number of workers; with as many, where a change directs it (steering.py). On a CPU SGLang is imported once, and all
+with any number of workers; with as many, where a change directs it (steering.py). On a CPU the engine is imported once, and all
 processes of this machine have their engines from that.
 """
 

@@ -162,7 +162,7 @@ def _remarks(search: Fuzz, findings: Sequence[FindingFacts]) -> Iterator[str]:
     if base is not None and base.refused:
         yield f"{base.called} was not run beside it, so known bugs count as known: {base.refused}"
     if search.matcher.unfit:
-        yield f"Remedies that do not fit this SGLang: {join_names(sorted(search.matcher.unfit), _SHOWN)}."
+        yield f"Remedies that do not fit here: {join_names(sorted(search.matcher.unfit), _SHOWN)}."
     if search.unstarted:
         yield "An engine that would not start may be the fault that is searched for; --not leaves its cases out."
     if tally.deaths:
@@ -347,7 +347,7 @@ def _aside(summary: Summary) -> DocumentSection:
 
 
 def _refused_section(summary: Summary) -> DocumentSection:
-    """Engines that would not start, as this SGLang lacks that or is broken there; and blocks of which no case was drawn."""
+    """Engines that would not start, as this engine lacks that or is broken there; and blocks of which no case was drawn."""
     names = [name.partition(": ")[0] for name in summary.refused]
     brief = f"Not looked at, as no engine started: {join_names(names, _SHOWN)}." if names else ""
     heading = "Configurations of which nothing was looked at, and why"

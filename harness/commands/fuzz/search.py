@@ -305,7 +305,7 @@ class Fuzz:
 
     @property
     def unstarted(self) -> list[Unstarted]:
-        """Engines that would not start, where nothing says that the SGLang does not have what they were to run: of a tree, or
+        """Engines that would not start, where nothing says that the engine does not have what they were to run: of a tree, or
         with a change in memory, that may be the fault that is searched for."""
         source = self.trials.host.source
         whole = not source.tree and not self.trials.run.patches

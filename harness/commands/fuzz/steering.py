@@ -27,7 +27,7 @@ _ELSEWHERE = 10  # one block of so many comes in the order of its number
 _EXPLORED = 3  # of the blocks that are chosen for a statement, one of so many is a new one, once a block ran it
 _OFTEN = 0.5  # where so large a share of the cases runs a statement, no block is preferred for it
 _WEIGHT = 4  # cases of the overall share that are added to each setting, so that one block's cases alone decide nothing
-_ONCE = 0.25  # of a case of the search, what a measured one counts: it ran another SGLang
+_ONCE = 0.25  # of a case of the search, what a measured one counts: it ran another engine
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What a thread looks at beside a search: saved files, after which `eagletwin fuzz --watch` begins again, and compilers.
 
-Each search has a folder and a process of SGLang of its own. What SGLang imports of other packages is imported once
+Each search has a folder and a process of the engine of its own. What the engine imports of other packages is imported once
 (engines/start.py): the processes are forked from that.
 """
 
@@ -153,7 +153,8 @@ def interrupted_by(files: Files) -> Iterator[None]:
 
 @contextmanager
 def saying_that_kernels_compile(looking: Fuzz, every: float = 10.0) -> Iterator[None]:
-    """Why no case ends for minutes: SGLang's kernels are compiled where they are first used. every: seconds without a case"""
+    """Why no case ends for minutes: the engine's kernels are compiled where they are first used. every: seconds without a
+    case"""
     before = -1
 
     def look() -> None:

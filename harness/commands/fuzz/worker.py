@@ -1,6 +1,6 @@
 """A worker of a search, which runs blocks of cases: a process of this machine or an actor of Ray (pool.py).
 
-`python -m eagletwin.harness.commands.fuzz.worker [FD]`; FD: where it joins the process that has imported SGLang.
+`python -m eagletwin.harness.commands.fuzz.worker [FD]`; FD: where it joins the process that has imported the engine.
 
 It gets the search's terms once, then one block after the other, and answers a line of JSON for each case: no machine runs what
 another one sent.
@@ -76,7 +76,7 @@ def as_path(wanted: type, value: Any) -> Any:
 class Worker:
     """Runs blocks, one at a time. terms, jobs, answers: messages of this file, written.
 
-    joins  where it joins a process that has imported SGLang; -1: it has its own
+    joins  where it joins a process that has imported the engine; -1: it has its own
     """
 
     def __init__(self, terms: bytes, joins: int = -1) -> None:

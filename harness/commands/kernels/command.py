@@ -41,7 +41,7 @@ def kernels(
     spec: RunSpec,
 ) -> int:
     """Compare SGLang's small speculative functions with the reference, one at a time; check that planted faults are caught."""
-    if listed and (support or spec.sglang):
+    if listed and (support or spec.release):
         raise InputError(
             "--list names what can be compared, on any SGLang",
             consequence="nothing was listed",
@@ -58,7 +58,7 @@ def kernels(
 
     from .results import PropertyJob, Report, run
 
-    source = resolve(spec.sglang)
+    source = resolve(spec.release)
     job = PropertyJob(
         version=source.version if source.paths else "",
         root=str(source.paths[0]) if source.paths else "",

@@ -59,7 +59,7 @@ def prove(
     others = [(entry, why) for entry in named if (why := _not_run(entry, model, spec))]
     left_out = [entry for entry, _ in others]
     chosen = [entry for entry in named if entry not in left_out]
-    source = resolve(spec.sglang, spec.mode.engine)
+    source = resolve(spec.release, spec.mode.engine)
     with Zygote(source, spec.mode) as zygote:
         zygote.start()  # it imports the engine while this process imports torch
         if chosen:
@@ -95,8 +95,8 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
         return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}"
     from .report import reason  # it imports torch
 
-    # A reason was found on the installed release as it is, and says nothing of another SGLang.
-    why = "" if spec.sglang or spec.patches else reason(entry.id, model)
+    # A reason was found on the installed release as it is, and says nothing of another engine.
+    why = "" if spec.release or spec.patches else reason(entry.id, model)
     return f"UNKNOWN  {entry.id} does not show in {model}: {why}\n{said}" if why else ""
 
 
@@ -114,7 +114,7 @@ def _check_releases(spec: RunSpec, model: str) -> None:
             "--releases proves the entries' own cases",
             f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
         )
-    if spec.sglang:
+    if spec.release:
         raise nothing_run("--releases names the releases itself", f"leave --{spec.mode.engine} out")
     if spec.mode != replace(CPU, engine=spec.mode.engine):
         raise nothing_run(

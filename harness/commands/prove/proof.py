@@ -21,7 +21,7 @@ from eagletwin.cases.reach import port_entry
 from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.records import accept_lengths
-from eagletwin.harness.core.run_spec import DEFAULT_RUN, Engine, Mode, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, DEFAULT_RUN, Engine, Mode, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.provision import NotFetched, releases
@@ -34,7 +34,7 @@ from ..matrix import Cell, Matrix, Question, refused_cell
 # One release after another, each in a process of its own; the next is imported while the last is asked.
 
 
-def hosts(names: Sequence[str], engine: Engine = "sglang") -> Iterator[tuple[str, Host | NotFetched]]:
+def hosts(names: Sequence[str], engine: Engine = DEFAULT_ENGINE) -> Iterator[tuple[str, Host | NotFetched]]:
     """(release, its host, or why it cannot be had), in this order. A host is closed when the next is asked for."""
     started: dict[str, Zygote | NotFetched] = {}
     try:
@@ -158,7 +158,7 @@ def _question(entry: Entry, name: str, runs: Path, run: RunSpec) -> Question:
 
 
 def side_run(entry: Entry, side: Side, run: RunSpec) -> RunSpec:
-    """The run of a side, with the run's own changes beside the entry's: behind them, since SGLang's own switch, which undoes
+    """The run of a side, with the run's own changes beside the entry's: after them, since the engine's own switch, which undoes
     some fixes, must read the source of what it changes."""
     own = entry.run(side, run)
     return replace(own, patches=(*own.patches, *run.patches), changes=(*own.changes, *run.changes))
@@ -200,7 +200,9 @@ def _on_wheel(entry: Known, release: str, runs: Path, run: RunSpec) -> Question:
         return Question(what=entry, name=name, out=runs)
     changes = (entry.by_hand if release == entry.last_bad else None, entry.beside.get(release))
     patches = tuple(patch for patch in changes if patch is not None)
-    again = run.command("prove", "--releases", entry.id) if patches else replace(run, sglang=release).command("check", entry.id)
+    again = (
+        run.command("prove", "--releases", entry.id) if patches else replace(run, release=release).command("check", entry.id)
+    )
     return Question(what=entry.case, name=name, out=runs, run=replace(run, patches=patches), again=again)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, VLLMSettings
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.families import RECIPES, family_of
@@ -98,7 +98,7 @@ def _configuration(case: Case) -> Any:
 
     settings, recipe = case.vllm, RECIPES[case.model]
     most = min(recipe.max_position, settings.num_gpu_blocks * case.page_size)
-    target, draft = checkpoints(case.model, engine="vllm")
+    target, draft = checkpoints(case.model, engine="vllm", eagle_config=settings.eagle_config)
     return EngineArgs(
         model=str(target),
         skip_tokenizer_init=True,
@@ -119,11 +119,22 @@ def _configuration(case: Case) -> Any:
             "model": str(draft),
             "num_speculative_tokens": case.num_steps,
             "draft_sample_method": settings.draft_sample_method,
-            "disable_lookahead_block_hashes": settings.disable_lookahead_block_hashes,
+            **_keys_of_blocks(settings),
         },
         compilation_config={"mode": 0, "custom_ops": ["none"]},
         seed=0,
     ).create_engine_config()
+
+
+def _keys_of_blocks(settings: VLLMSettings) -> dict[str, bool]:
+    """Whether keys of blocks cover the token after them. A release without the option (0.32.0) has none that do."""
+    from vllm.config import SpeculativeConfig
+
+    if "disable_lookahead_block_hashes" in SpeculativeConfig.__dataclass_fields__:
+        return {"disable_lookahead_block_hashes": settings.disable_lookahead_block_hashes}
+    if settings.enable_prefix_caching and not settings.disable_lookahead_block_hashes:
+        raise NotDriven("in this vLLM keys of blocks do not cover the token after them: set disable_lookahead_block_hashes")
+    return {}
 
 
 def runner_of(core: Any) -> Any:

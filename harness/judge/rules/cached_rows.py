@@ -46,7 +46,7 @@ def carry(
 
 def restored_rows(trace: Trace) -> dict[tuple[str, int], int | None]:
     """(request, iteration) -> how many of its rows came back from the host. None: so did rows that layers with a window lacked,
-    and SGLang counts all rows as the host's that were of no use without those, where they are on the device, too."""
+    and the engine counts all rows as the host's that were of no use without those, where they are on the device, too."""
     found: dict[tuple[str, int], int | None] = {}
     for number, record in enumerate(trace.header.records):
         if record.stage == "copy" and record.numbers["restore"]:

@@ -122,8 +122,8 @@ class Events(Rules):
             self._compare.report(self._place_of(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
 
     def _flush(self, event: Event) -> None:
-        """Where nothing waits or runs, SGLang must do it. A batch, an idle one too, counts as running until an iteration passes
-        without one, and none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
+        """Where nothing waits or runs, the engine must do it. A batch, an idle one too, counts as running until an iteration
+        passes without one, and none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
         batches = (one.iteration for one in self._records if one.stage in (*WORK, "idle"))
@@ -204,17 +204,18 @@ class Aborts(Rules):
 
 # Requests that the scheduler gave up for want of memory, though the pool has room for them: `schedule.events`.
 #
-# Where the pool is full, SGLang retracts until one request is left, and aborts that one if even it has no room. That is right
-# where the pool is too small for the request alone, and there is no answer for it then: judge.py says that it cannot tell. It
-# is wrong where nobody holds what is missing: all else is the prefix cache's, which gives up its rows when they are asked for,
-# at once or when their copy to the host is done.
+# Where the pool is full, the engine retracts until one request is left, and aborts that one if even it has no room. That is
+# right where the pool is too small for the request alone, and there is no answer for it then: judge.py says that it cannot
+# tell. It is wrong where nobody holds what is missing: all else is the prefix cache's, which gives up its rows when they are
+# asked for, at once or when their copy to the host is done.
 #
 # So nothing is said unless all of this is certain: the request ran, nobody aborted it, and it has no grammar, which may refuse
 # a token; no other request has rows when its end is seen, nor ended then, nor was aborted about then; and the pool has as many
-# rows as SGLang may ask for in all, for all tokens that the request may have, and so has that of windows. Sessions, which keep
-# rows, states, which have a pool of their own, adaptive steps, and the batches of a pipeline, which are several, are left out.
+# rows as the engine may ask for in all, for all tokens that the request may have, and so has that of windows. Sessions, which
+# keep rows, states, which have a pool of their own, adaptive steps, and the batches of a pipeline, which are several, are left
+# out.
 
-# Rounds that SGLang may set rows aside for: two, asked for anew while those before are still there, and one that ran on.
+# Rounds that the engine may set rows aside for: two, asked for anew while those before are still there, and one that ran on.
 _ROUNDS = 5
 
 
@@ -240,12 +241,12 @@ class GivenUp(Rules):
             return
         at = record.iteration
         seen = self._context.iterations[at]
-        # rows that SGLang may want for a request that gets all of its tokens, in whole pages; rather too many than too few
+        # rows that the engine may want for a request that gets all of its tokens, in whole pages; rather too many than too few
         rows, page = len(request.prompt) + request.max_new_tokens + _ROUNDS * round_slots(self._case), self._case.page_size
         total, most = seen.numbers["total"], -(-rows // page) * page
         fits = most <= min(total, seen.numbers.get("window_total", total))
         own = self._context.work[record.request]
-        ran = bool(own) and own[-1].numbers.get("final", 1) == 1  # its prompt was whole, so that SGLang had taken it in
+        ran = bool(own) and own[-1].numbers.get("final", 1) == 1  # its prompt was whole, so that the engine had taken it in
         if fits and ran and self._alone(record, seen) and self._compare.on(_RULE):
             why = (
                 f"It may have {most} rows at most, with what is set aside for rounds, and no other request has any: "

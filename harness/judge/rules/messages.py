@@ -17,12 +17,12 @@ from .outputs import Answers
 #
 # The token at place p was chosen by the target's row p - 1: the state of that row is the token's. It is what the head that
 # makes logits reads, after the final norm, or what the target hands on before it (Step-3.5): the same as without a draft. The
-# first token has the states of its prompt as well, from the first row that was computed for it: SGLang keeps no states of rows
-# in the prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given what
-# would come with its first token.
+# first token has the states of its prompt as well, from the first row that was computed for it: the engine keeps no states of
+# rows in the prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given
+# what would come with its first token.
 #
 # A message of no tokens may hold the prompt's rows so far: they are the first token's, and the client keeps what the last
-# message holds. SGLang sends such messages where a request is retracted before the token of its prefill was counted.
+# message holds. The engine sends such messages where a request is retracted before the token of its prefill was counted.
 
 _RULE = "output.hidden"
 

@@ -31,8 +31,8 @@ from .cached_rows import carry, pairs_of
 # A request that takes rows over from the prefix cache takes over what they consumed. A key of the cache is a pair of
 # neighbouring tokens, so where a request took over n rows in a row that another had fed, x[0..n] is the same in both: each of
 # them that consumed one of these tokens must have consumed this request's. Later tokens are beyond the key. What the last rows
-# of the layers above the first consumed of the other request's stays; SGLang accepts that (boundary-kv), as it does a row that
-# was fed a draft and never repaired.
+# of the layers above the first consumed of the other request's stays; the engine accepts that (boundary-kv), as it does a row
+# that was fed a draft and never repaired.
 
 
 class FedTokens:

@@ -182,12 +182,12 @@ class Answers(Rules):
 # What a request was told of the probabilities of tokens: `output.logprobs`.
 #
 # The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither
-# a temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first
+# a temperature nor what a request wants added to its logits changes what the prompt was. The engine says nothing of the first
 # place that was asked for, whatever stands before it. A request with max_new_tokens 0 is told of the token that would have
-# been its first, which it is not sent: SGLang's scores of prompts are made of that.
+# been its first, which it is not sent: the engine's scores of prompts are made of that.
 
 _RULE = "output.logprobs"
-_LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
+_LEAST = float(np.finfo(np.float32).min)  # what the engine says of a token that cannot come
 # Probabilities below the smallest normal float32 are whole numbers of steps, and 0 below half of one.
 _NORMAL, _STEP = float(np.log(np.finfo(np.float32).tiny)), float(np.finfo(np.float32).smallest_subnormal)
 
@@ -260,7 +260,8 @@ class LogprobRules(Rules):
         ]
 
     def _places_next_to_sampling(self, name: str) -> set[int]:
-        """Places whose tokens prefills of a greedy request gave next to one that samples: SGLang takes the softmax of all."""
+        """Places whose tokens prefills of a greedy request gave next to one that samples: the engine takes the softmax of
+        all."""
         prefills = [record for record in self._records if record.stage == "prefill"]
         sampled = {record.forward for record in prefills if self._case.sampling_of(record.request) is not None}
         return {record.numbers["end"] for record in prefills if record.request == name and record.forward in sampled}

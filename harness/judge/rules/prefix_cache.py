@@ -19,15 +19,16 @@ from .states import TrackedStates
 # request has when it ends is put there at its end. A cache that keeps less gives right
 # answers, and later requests are slower: `radix.hit` compares a hit with what the cache has, and does not see it.
 #
-# SGLang promises whole pages of keys. With hidden states a key is a pair of tokens, and n rows have n - 1 of them whole. Of a
-# request that ends it promises the rows whose tokens it was sent: not those that its last round committed behind its end, nor
-# that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. Where the request's grammar
-# ends a round, SGLang counts a round of the tokens up to there, the last of which has no row then. It promises nothing of one
-# that is aborted, and of one that is retracted nothing but what may be evicted at once. The end of a request is seen when an
-# iteration begins, but for one whose result is looked at before a retraction by an event (with overlap): what the cache has
-# then is recorded, as the retraction and the next batch may evict it at once. Rows of a streaming session are the session's
-# (sessions.py). Where layers keep states, what is promised ends where the cache has a state: states.py. vLLM gives its cache
-# the blocks of known tokens when it schedules a step: those that a request's last round completes never get there.
+# The engine promises whole pages of keys. With hidden states a key is a pair of tokens, and n rows have n - 1 of them whole. Of
+# a request that ends it promises the rows whose tokens it was sent: not those that its last round committed behind its end, nor
+# that of a mixed step in which it ended, whose count of committed rows the engine does not raise then. Where the request's
+# grammar ends a round, the engine counts a round of the tokens up to there, the last of which has no row then. It promises
+# nothing of one that is aborted, and of one that is retracted nothing but what may be evicted at once. The end of a request is
+# seen when an iteration begins, but for one whose result is looked at before a retraction by an event (with overlap): what the
+# cache has then is recorded, as the retraction and the next batch may evict it at once. Rows of a streaming session are the
+# session's (sessions.py). Where layers keep states, what is promised ends where the cache has a state: states.py. An engine
+# may give its cache the blocks of known tokens when it schedules a step: those that a request's last round completes never get
+# there.
 
 _KEPT_RULE = "radix.kept"
 
@@ -36,7 +37,7 @@ _KEPT_RULE = "radix.kept"
 class _Step:
     """A prefill or a round that gave a request tokens.
 
-    rows  that SGLang counts as committed when it is over, should the request end with it
+    rows  that the engine counts as committed when it is over, should the request end with it
     sent  tokens that the request then has, prompt included
     most  rows that the cache is given then, whatever there is
     """
@@ -58,7 +59,7 @@ class KeptRows(Rules):
         self._page, self._ahead = header.case.page_size, model.ahead
         # with overlap the result of a prefill is looked at when the request's first round, or mixed step, has begun
         self._late = header.engine.overlap
-        # iterations whose events retract what runs, and have SGLang look at what is under way
+        # iterations whose events retract what runs, and have the engine look at what is under way
         self._retractions = {event.at for event in header.case.events if event.kind == "retract" and self._late}
         self._iteration: dict[int, bool] = {}
         self._batch: dict[int, bool] = {}
@@ -139,8 +140,8 @@ class KeptRows(Rules):
         return rows if rows > start else 0
 
     def _put(self, name: str, end: int) -> int:
-        """Rows that the cache is given when a chunk ends there. SGLang first gives it the window's rows of a prefix that it has
-        otherwise, and no others with them."""
+        """Rows that the cache is given when a chunk ends there. The engine first gives it the window's rows of a prefix that it
+        has otherwise, and no others with them."""
         branch = self._branch.get(name, 0)
         if 0 < branch <= end - self._ahead:
             self._branch[name] = 0

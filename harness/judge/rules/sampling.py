@@ -30,7 +30,7 @@ from ..trees import parents_of
 from . import rule, stages
 from .multi_layer_draft import Layers
 
-# What SGLang makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
+# What the engine makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
 _GREEDY = Sampling(top_k=1)
 
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
@@ -48,7 +48,7 @@ class Samples(Rules):
     def first_token(self, place: Place, sampling: Sampling, logits: Array, token: int, index: str) -> None:
         """The token that a prefill samples, by unrecorded coins: the distribution must contain it. logits [V].
 
-        SGLang's sampler cuts at top_k and at top_p, both in the whole distribution.
+        The engine's sampler cuts at top_k and at top_p, both in the whole distribution.
         """
         rule = "output.tokens"
         self._compare.not_seen((rule,), 1)

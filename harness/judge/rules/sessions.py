@@ -127,7 +127,8 @@ class Sessions(Rules):
             return
         replay = self._replays[record.request]
         session.tokens = len(replay.prompt) + len(self._trace.integers(number, "tokens"))
-        # its end was seen when the iteration of the flush began; SGLang refuses it as long as what ran last counts as running
+        # its end was seen when the iteration of the flush began; the engine refuses it as long as what ran last counts as
+        # running
         at = record.iteration
         flushed = at in self._flushes and self._works.isdisjoint(range(at - self._turns, at))
         session.keeps, session.adapter = not flushed, replay.adapter
@@ -194,7 +195,7 @@ class Sessions(Rules):
 
 
 def _flushes_in_pauses(case: Case) -> set[int]:
-    """Iterations of flushes that come in a pause, in which SGLang flushes though requests wait."""
+    """Iterations of flushes that come in a pause, in which the engine flushes though requests wait."""
     found, paused = set[int](), False
     for event in sorted(case.events, key=lambda event: event.at):
         if event.kind == "flush" and paused:

@@ -146,7 +146,7 @@ class Slots(Rules):
 
     @stages("pool")
     def check_counts(self, _number: int, record: Record) -> None:
-        """A server's pool between two batches, by SGLang's own counts: which slots they are was not recorded."""
+        """A server's pool between two batches, by the engine's own counts: which slots they are was not recorded."""
         if not self._compare.on("pool.accounting"):
             return
         numbers = record.numbers
@@ -253,8 +253,8 @@ class Windows(Rules):
         header = self._trace.header
         # rows before its own that a row sees
         self._back = RECIPES[header.case.model].window if self._model.numbers else 0
-        # rows that may stay behind: SGLang keeps whole pages, rounds the window up to them, and with overlap decides before it
-        # has seen what the last two rounds committed
+        # rows that may stay behind: the engine keeps whole pages, rounds the window up to them, and with overlap decides before
+        # it has seen what the last two rounds committed
         self._slack = 2 * header.case.page_size + 2 * header.case.most_nodes * header.engine.overlap
         self._rows: dict[str, tuple[list[int], list[int]]] = {}  # request -> by row: its slot, and the window's; 0: none
         self._cached: set[int] = set()

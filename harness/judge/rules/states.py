@@ -197,7 +197,7 @@ class TrackedStates(Rules):
         self._hand_over(name, start)
         final = record.numbers["final"]
         if rows and rows[-1] + self._ahead <= (end if final else end + 1):
-            # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
+            # The engine tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
             parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._replays if other != name)]
             due = _Due(name, end, [*parts, rows[-1]])
             if final and not self._late:

@@ -87,7 +87,8 @@ class Steps(Rules):
             self._policy.of(self._graph_size(record.numbers["batch_size"])).tell(told)
 
     def _graph_size(self, batch: int) -> int:
-        """The size by which SGLang chooses: that of the graph which a batch of this size runs in; without a graph its own."""
+        """The size by which the engine chooses: that of the graph which a batch of this size runs in; without a graph its
+        own."""
         return next((size for size in self._graphs if size >= batch), batch)
 
     @stages("flushed")

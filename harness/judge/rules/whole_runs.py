@@ -13,7 +13,7 @@ from . import rule, stages
 # Plain decode of the same engine, on the tokens that a greedy request was sent: the second oracle.
 #
 # It is asked on the request's own tokens, so a token that it would have chosen otherwise changes nothing behind it. It counts
-# all that was sent before a token; verify counts what was sent before the round, by SGLang's own words (request_logits.py).
+# all that was sent before a token; verify counts what was sent before the round, by the engine's own words (request_logits.py).
 # Where that makes no difference to the logits the two must choose the same token, whatever the reference says of it.
 
 _RULE = "output.plain"

@@ -59,7 +59,7 @@ class _Inner(Inner):
 
     def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(batch, *args, **kwargs)
-        self._now.drafting().note_replay(result)
+        self._now.drafting().note_replay(result, [])
         return result
 
 
