@@ -19,10 +19,10 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.valid import not_driven
 from eagletwin.harness.judge.engines import first_parting
 
-from .matrix import Matrix, Question, run_facts
+from .matrix import Matrix, Question
 from .options import nothing_run, on_engine
 from .prove.proof import worst
-from .result import BothFacts, emit_result
+from .result import BothFacts, CheckFacts, emit_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TwoRuns:
     """Both sides. what: "engines"; again: the command that runs both."""
 
     what: str
@@ -45,12 +45,12 @@ class Pair:
     again: str
 
 
-def both_engines(name: str, case: Case, spec: RunSpec) -> Pair:
+def both_engines(name: str, case: Case, spec: RunSpec) -> TwoRuns:
     """Each engine as it is released. Raises InputError for a run that names code or changes of one engine."""
     runs = [on_engine(spec, engine) for engine in ENGINES]
     sides = [Side(run.mode.title, run.mode.engine, case, run, run.command("check", name)) for run in runs]
     words = [word for engine in ENGINES for word in ("--engine", engine)]
-    return Pair("engines", tuple(sides), f"{runs[0].command('check', name)} {' '.join(words)}")
+    return TwoRuns("engines", tuple(sides), f"{runs[0].command('check', name)} {' '.join(words)}")
 
 
 def on_runner(case: Case, runner: Any) -> Case:
@@ -58,7 +58,7 @@ def on_runner(case: Case, runner: Any) -> Case:
     return replace(case, engine=replace(case.engine, vllm=replace(case.vllm, model_runner=runner)))
 
 
-def both_runners(name: str, case: Case, spec: RunSpec) -> Pair:
+def both_runners(name: str, case: Case, spec: RunSpec) -> TwoRuns:
     """Each model runner of one release or tree."""
     words = {runner: ("--model-runner", runner) for runner in sorted(get_args(ModelRunner))}
     sides = [
@@ -71,10 +71,10 @@ def both_runners(name: str, case: Case, spec: RunSpec) -> Pair:
         )
         for runner, own in words.items()
     ]
-    return Pair("model runners", tuple(sides), spec.command("check", name, *(word for own in words.values() for word in own)))
+    return TwoRuns("model runners", tuple(sides), spec.command("check", name, *(word for own in words.values() for word in own)))
 
 
-def run_on_both(pair: Pair, before: Sequence[Case], out: Path) -> int:
+def run_on_both(pair: TwoRuns, before: Sequence[Case], out: Path) -> int:
     """Run a case on each side, and say where the two part. Raises InputError for a case that one of them does not run."""
     for side in pair.sides:
         if why := not_driven(side.case, side.run.mode):
@@ -102,6 +102,18 @@ def run_on_both(pair: Pair, before: Sequence[Case], out: Path) -> int:
     show("\n".join([*lines, "", f"  {parting}", "", f"  again: {pair.again}"]))
     emit_result(BothFacts(runs=[run_facts(outcome) for outcome in outcomes], parting=parting, again=pair.again))
     return code
+
+
+def run_facts(outcome: Outcome) -> CheckFacts:
+    """A run as --json has it."""
+    return CheckFacts(
+        case=outcome.case.name,
+        sglang=outcome.trace.header.engine.version,
+        verdict=outcome.verdict,
+        folder=str(outcome.folder),
+        again=outcome.again,
+        known=outcome.known,
+    )
 
 
 def _line(side: Side, outcome: Outcome) -> str:

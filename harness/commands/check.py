@@ -105,7 +105,8 @@ def _before(case: str, after: Sequence[str]) -> "tuple[Case, ...]":
 def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, spec: RunSpec, again: str) -> int:
     from eagletwin.harness.engines.host import Host
 
-    from .matrix import Matrix, Question, run_facts
+    from .both import run_facts
+    from .matrix import Matrix, Question
 
     script = None if before else spec  # a script holds one case
     question = Question(what=case, name=case.name, out=out, run=spec, again=again, after=before, script=script, known=True)

@@ -24,8 +24,6 @@ from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.page.run import write_run
 
-from .result import CheckFacts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -139,18 +137,6 @@ def _answer(host: Host, question: Question) -> Cell:
         outcome = check(engine, case, folder, run, after=question.after, again=again, host=beside)
     write_run(*outcome.of_page)
     return Cell(outcome.verdict, outcome)
-
-
-def run_facts(outcome: Outcome) -> CheckFacts:
-    """A run as --json has it."""
-    return CheckFacts(
-        case=outcome.case.name,
-        sglang=outcome.trace.header.engine.version,
-        verdict=outcome.verdict,
-        folder=str(outcome.folder),
-        again=outcome.again,
-        known=outcome.known,
-    )
 
 
 @contextmanager

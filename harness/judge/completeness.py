@@ -5,7 +5,7 @@ there, never at their values.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import COUNTS, NODES_OF, STEPS_OF, Record, ServedModel
@@ -231,12 +231,15 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             return "no histogram"
         if "sent" in record.tensors and trace.array(number, "sent")[..., 0].sum() != len(trace.array(number, "tokens")):
             return "not every message"
+    return next(_lacking(trace, number, due), "")
+
+
+def _lacking(trace: Trace, number: int, due: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     for name, (dimension, length) in due.items():
-        if name not in record.tensors:
-            return f"no {name}"
-        if trace.array(number, name).shape[dimension] != length:
-            return f"{trace.array(number, name).shape[dimension]} rows of {name}, not {length},"
-    return ""
+        if name not in trace.header.records[number].tensors:
+            yield f"no {name}"
+        elif (rows := trace.array(number, name).shape[dimension]) != length:
+            yield f"{rows} rows of {name}, not {length},"
 
 
 def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: Model) -> str:

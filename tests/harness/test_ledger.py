@@ -69,7 +69,8 @@ def test_documents_say_what_the_ledger_says() -> None:
 def test_a_new_bug_makes_the_documents_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     bug = replace(LEDGER["25015"], id="1", title="A new one", trigger="topk > 1, and a Tuesday", buggy="0.5.23 -")
     bug = replace(bug, fixed="", last_bad="", hidden="", remedy=bug.revert, revert=None)
-    monkeypatch.setattr(derived, "KNOWN", (*derived.KNOWN, bug))
+    for name in ("KNOWN", "_ALL"):
+        monkeypatch.setattr(derived, name, (*getattr(derived, name), bug))
     assert derived.stale(derived.documents()) == ["docs/guide/acceptance-fell.md", "docs/findings/README.md"]
     trees = derived.by_flags().partition("### Trees")[2].partition("###")[0]
     assert "| `1` | since 0.5.23 | topk > 1, and a Tuesday | `draft.positions` |  |" in trees

@@ -194,7 +194,7 @@ FILES = ["sglang/srt/speculative/eagle_utils.py", "sglang/srt/mem_cache/allocati
 
 
 def test_faults_of_files_in_turn_are_planted_in_one_place_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "searched_files", lambda: FILES)
+    monkeypatch.setattr(faults, "searched_files", lambda *_: FILES)
     drawn = faults.drawn(9, 0)
     assert [sorted(fault.file for fault in drawn[first : first + 3]) for first in (0, 3, 6)] == [sorted(FILES)] * 3
     for number, fault in enumerate(drawn):

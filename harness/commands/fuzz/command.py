@@ -163,7 +163,7 @@ def search(
 def _start(
     stack: ExitStack, source: "Source", options: "SearchOptions", *, resumed: bool
 ) -> "tuple[Zygote, Measured, SearchOptions]":
-    """The process that imports SGLang, which goes on; what is changed, in a line; and the options for that."""
+    """The process that imports the engine, which goes on; what is changed, in a line; and the options for that."""
     from eagletwin.harness.engines.start import Zygote
 
     mode = options.run.mode
