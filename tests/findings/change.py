@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
-from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, run_guarded
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, EagletwinError, HarnessError, InputError, run_guarded
 from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
 from eagletwin.harness.core.terminal import each
 
@@ -85,13 +86,14 @@ def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:
     its batches are counted."""
     if bug.engine != DEFAULT_ENGINE:
         return {}
-    cases: dict[str, tuple[Case, Sequence[str]]] = {"usual": (USUAL, ("--overlap",))}
+    cases: dict[str, tuple[Case, tuple[str, ...]]] = {"usual": (USUAL, ("--overlap",))}
     if isinstance(bug, Entry) and (bug.needs is None or not (bug.needs.device or bug.needs.pp > 1)):
-        cases["own"] = bug.case, _needs(bug)
+        cases["own"] = bug.case, (*_needs(bug),)
     return {name: (_counted(*each, None), _counted(*each, patch)) for name, each in cases.items()}
 
 
-def _counted(case: Case, options: Sequence[str], patch: Path | None) -> Counts:
+@cache  # of the usual case without a patch, which every folder wants
+def _counted(case: Case, options: tuple[str, ...], patch: Path | None) -> Counts:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "case.json").write_bytes(encode_case(case))
@@ -103,6 +105,8 @@ def _counted(case: Case, options: Sequence[str], patch: Path | None) -> Counts:
         environment = os.environ | {"PYTHONPATH": paths, "EAGLETWIN_COUNTS": str(counts)}
         words += ["--case-timeout", str(SECONDS)]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if not counts.exists() and done.returncode == EXIT_UNKNOWN:  # no batch came to its end
+            return {}
         if not counts.exists():
             raise HarnessError(
                 f"{case.name} was not counted: {(done.stderr or done.stdout)[-500:]}",
@@ -119,6 +123,7 @@ def cost_lines(found: dict[str, tuple[Counts, Counts]]) -> list[str]:
     """A line for each kind of batch of each case: what a batch costs more with the patch, of how much."""
     lines = []
     for case, (before, after) in found.items():
+        lines += [f"  cost, {case} case: no batch ends without the patch"] if not before else []
         for kind in before.keys() & after.keys():
             parts = (
                 f"{name} {new - old:+.0f} of {old:.0f}" for name, old, new in zip(KINDS, before[kind], after[kind], strict=True)

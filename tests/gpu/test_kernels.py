@@ -255,3 +255,58 @@ def test_a_coin_of_zero_and_a_child_without_probability() -> None:
         assert decided.paths == [[0, 1]]
         assert illegal is not None
         assert illegal.why == "the target never draws this token"
+
+
+# FlashAttention 3 as SGLang's verify of a tree calls it: the committed rows, then the nodes before each node.
+
+_T, _H, _G, _D = 5, 8, 2, 64  # nodes; heads of queries and of keys; their width
+_COMMITTED = 12
+
+
+def _attend(function: Any, device: str, sinks: Tensor | None, plan: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Outputs [T, H, D] and logarithms of sums [H, T]."""
+    random = torch.Generator("cpu").manual_seed(0)
+    q, k, v = (
+        torch.randn(shape, generator=random, device="cpu").bfloat16().to(device)
+        for shape in ((_T, _H, _D), *[(40, 1, _G, _D)] * 2)
+    )
+    table, lengths, begins = (torch.tensor(part, dtype=torch.int32, device=device) for part in plan[:3])
+    more = {} if sinks is None else {"sinks": sinks.to(device)}
+    out, sums, *_ = function(
+        q=q,
+        k_cache=k,
+        v_cache=v,
+        page_table=table,
+        cache_seqlens=lengths,
+        cu_seqlens_q=begins,
+        max_seqlen_q=plan[3],
+        causal=False,
+        softmax_scale=_D**-0.5,
+        return_softmax_lse=True,
+        **more,
+    )
+    return out.float().cpu(), sums.float().cpu()
+
+
+def test_flash_attention_s_kernel_is_its_stand_in_and_a_sum_counts_its_sink() -> None:
+    """Ledger entry tree-sinks: both calls of 0.5.23 have the sinks, and the merged softmax counts them twice."""
+    from eagletwin.harness.engines.sglang.stand_ins import flash_attention
+
+    load(SPEC)
+    real = importlib.import_module("sgl_kernel.flash_attn").flash_attn_with_kvcache
+    sinks = torch.linspace(-0.5, 2.5, _H, device="cpu").bfloat16()
+    nodes = [[20, 24, 21, 26], [25, 20, 27, 22], [23, 21, 20, 27], [26, 24, 22, 20], [21, 27, 25, 23]]
+    plans = (
+        ([[*range(_COMMITTED)]], [_COMMITTED], [0, _T], _T),
+        (nodes, [1, 2, 3, 4, 2], [*range(_T + 1)], 1),
+    )
+    torch.set_default_device("cpu")
+    found = dict[tuple[int, bool], tuple[Tensor, Tensor]]()
+    for number, plan in enumerate(plans):
+        for own in (None, sinks):
+            ours = _attend(flash_attention.flash_attn_with_kvcache, "cpu", own, plan)
+            found[number, own is not None] = theirs = _attend(real, "cuda", own, plan)
+            assert (theirs[0] - ours[0]).abs().max() < 2**-7 * 2  # a rounding of bfloat16 of outputs up to 2
+            assert (theirs[1] - ours[1]).abs().max() < 1e-5  # float32
+    _, plain = found[0, False]
+    assert torch.allclose(found[0, True][1], torch.logaddexp(plain, sinks.float()[:, None]), atol=1e-5)
