@@ -207,6 +207,7 @@ class OnCuda:
 
     green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, need another
                     candidate fix, or have another bug there, which is mended on both sides; None: the entry's
+    one_graph       the green side's, where one graph holds all layers
     eager           the green side's without graphs, where the engine has the fault in another function as well
     triton_alone    why no other attention backend than Triton's has it, or its candidate fix; empty: others do
     max_new_tokens  of the case, so many that not every draw is the best token: coins differ from a CPU's. 0: the case's
@@ -217,6 +218,7 @@ class OnCuda:
     green: tuple[Patch, ...] | None = None
     red: tuple[Patch, ...] | None = None
     until: str = ""
+    one_graph: Patch | None = None
     eager: Patch | None = None
     triton_alone: str = ""
     max_new_tokens: int = 0

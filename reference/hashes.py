@@ -1,9 +1,9 @@
 """Coins and noise that are hashed from a request's seed and not drawn.
 
 SGLang's `_seeded_verify_coins` (srt/speculative/eagle_utils.py) hashes coins. vLLM's model runner V2
-(v1/worker/gpu/sample/gumbel.py) hashes a coin of each row by Philox, and noise for each token by MurmurHash3: a token is drawn
-as the largest sum of its logarithm and Gumbel noise (arXiv 1411.0030), which has the same distribution as a coin in
-the running sum.
+(vllm.v1.worker.gpu.sample.gumbel) hashes a coin of each row by Philox, and noise for each token by MurmurHash3: a token is
+drawn as the largest sum of its logarithm and Gumbel noise (arXiv 1411.0030), which has the same distribution as a coin in the
+running sum.
 
 The hash is MurmurHash3_32 (A. Appleby, public domain) of sixteen bytes with seed 0: the low and the high half of the request's
 seed, a position, and a column, 32 bits each.

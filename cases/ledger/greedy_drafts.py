@@ -76,33 +76,38 @@ PREFILL = Entry(
     case=_case("llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
 )
 
+# The same in the drafts after a prefill, and where one graph has all layers and draws inside.
 _LAYERS_PREFILL = Edit(
     target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES}\n{_TOP_KS}"
 )
-# One graph of all layers draws inside, and so needs a buffer for which requests are greedy; padding is not.
 _RUNNERS = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
-_LAYERS_IN_ONE_GRAPH = (
-    Edit(
-        target=f"{_RUNNERS}.OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner._init_and_capture",
-        match="self.buffers = self._allocate_buffers()",
-        replacement="""self.buffers = self._allocate_buffers()
+_LAYERS_IN_ONE_GRAPH = Patch(
+    name="greedy-drafts-layers-in-one-graph",
+    edits=(
+        _LAYERS_PREFILL,
+        # which requests are greedy; padding is not
+        Edit(
+            target=f"{_RUNNERS}.OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner._init_and_capture",
+            match="self.buffers = self._allocate_buffers()",
+            replacement="""self.buffers = self._allocate_buffers()
 if self.buffers.draft_probs is not None:
     self.buffers.greedy = torch.zeros_like(self.buffers.temperatures, dtype=torch.bool)""",
-    ),
-    Edit(
-        target=f"{_RUNNERS}.MultiLayerEagleDraftExtendCudaGraphRunner._run_step_body",
-        match="self._sample_draft_proposal(ret, bs)",
-        replacement="""self._sample_draft_proposal(ret, bs)
+        ),
+        Edit(
+            target=f"{_RUNNERS}.MultiLayerEagleDraftExtendCudaGraphRunner._run_step_body",
+            match="self._sample_draft_proposal(ret, bs)",
+            replacement="""self._sample_draft_proposal(ret, bs)
 probs = buffers.draft_probs[:bs, self.step]
 ret.topk_index = torch.where(buffers.greedy[:bs], probs.argmax(dim=-1, keepdim=True), ret.topk_index)
 ret.topk_p = probs.gather(1, ret.topk_index)""",
-    ),
-    Edit(
-        target=f"{_RUNNERS}.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare",
-        match="raw_bs = forward_batch.batch_size",
-        replacement="""raw_bs = forward_batch.batch_size
+        ),
+        Edit(
+            target=f"{_RUNNERS}.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare",
+            match="raw_bs = forward_batch.batch_size",
+            replacement="""raw_bs = forward_batch.batch_size
 if buffers.draft_probs is not None:
     buffers.greedy[:raw_bs].copy_((forward_batch.sampling_info.top_ks <= 1).view(-1, 1))""",
+        ),
     ),
 )
 _LAYERS_BETWEEN_GRAPHS = Edit(  # the same between two replayed graphs, a layer each
@@ -127,7 +132,6 @@ LAYERS = Entry(
                 replacement=f"logits_sel,\n{_TEMPERATURES}\n{_TOP_KS}",
             ),
             _LAYERS_BETWEEN_GRAPHS,
-            *_LAYERS_IN_ONE_GRAPH,
         ),
         otherwise=(  # up to 0.5.22
             _LAYERS_PREFILL,
@@ -137,12 +141,9 @@ LAYERS = Entry(
                 replacement=f"logits_sel, {_TEMPERATURES} {_TOP_KS}",
             ),
             _LAYERS_BETWEEN_GRAPHS,
-            *_LAYERS_IN_ONE_GRAPH,
         ),
     ),
-    on_cuda=OnCuda(
-        green=(_BEST, Patch(name="greedy-drafts-layers-in-one-graph", edits=_LAYERS_IN_ONE_GRAPH)), red=(), until="0.5.20"
-    ),
+    on_cuda=OnCuda(green=(_BEST,), red=(), until="0.5.20", one_graph=_LAYERS_IN_ONE_GRAPH),
     case=_case("llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 

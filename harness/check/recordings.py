@@ -13,7 +13,7 @@ from eagletwin.cases.entry import Entry, Needs
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import SERVER, Inconclusive, RecordedServer, RecordingComparison
-from eagletwin.harness.core.records import Header, ServedModel, accept_lengths
+from eagletwin.harness.core.records import EngineInfo, Header, ServedModel, accept_lengths
 from eagletwin.harness.core.run_spec import TITLES
 from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
@@ -58,10 +58,14 @@ def _has_what_it_needs(header: Header, entry: Entry) -> bool:
     )
 
 
+def _title(engine: EngineInfo) -> str:
+    return TITLES.get(engine.name.removesuffix(" server"), engine.name)
+
+
 def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
     """The same as paragraphs."""
     engine = trace.header.engine
-    title, version = TITLES[engine.name], engine.version
+    title, version = _title(engine), engine.version
     found = suspects(trace, rule)
     if not found:
         yield f"Of the ledger no bug that {title} {version} may have breaks this rule with such a draft."
@@ -400,7 +404,7 @@ def _divergence_of_rank(trace: Trace, number: int, expected: str, actual: str) -
 def _about(server: RecordedRank) -> Iterator[str]:
     said, engine = server.said, server.said.engine
     how = ", ".join(f"{name} {said.arguments[name]}" for name in _SHOWN if name in said.arguments)
-    yield f"{server.folder.name}: {TITLES[engine.name]} {engine.version}, {engine.worker}, {engine.mode}; {how}."
+    yield f"{server.folder.name}: {_title(engine)} {engine.version}, {engine.worker}, {engine.mode}; {how}."
     share = f"Recording took {100 * said.share:.2g} % of its time"
     yield f"It saw {count(said.seen, 'request')} and recorded {said.written}. {share}."
     for why, number in sorted(said.skipped.items()):

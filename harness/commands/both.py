@@ -71,7 +71,8 @@ def both_runners(name: str, case: Case, spec: RunSpec) -> TwoRuns:
         )
         for runner, own in words.items()
     ]
-    return TwoRuns("model runners", tuple(sides), spec.command("check", name, *(word for own in words.values() for word in own)))
+    again = spec.command("check", name, *(word for own in words.values() for word in own))
+    return TwoRuns("model runners", tuple(sides), again)
 
 
 def run_on_both(pair: TwoRuns, before: Sequence[Case], out: Path) -> int:

@@ -167,7 +167,6 @@ _LIMITS: dict[Attention, tuple[tuple[Callable[[Case, Recipe], object], str], ...
             lambda case, _: case.engine.sglang.draft_window,
             "draft_window with FlashAttention 3: SGLang's draft decode has none there",
         ),
-        (lambda _, recipe: recipe.target.index, "{0.model} with FlashAttention 3: DSA has a backend of its own"),
         (
             lambda case, recipe: case.topk > 1 and case.page_size > 1 and recipe.target.windows,
             "{0.model} with FlashAttention 3, topk {0.topk} and pages of {0.page_size}: SGLang refuses windows there",
@@ -199,8 +198,8 @@ def _not_by_the_backend(case: Case, mode: Mode) -> str:
             return f"{case.model} in {mode.dtype}: SGLang's kernels of its backend know bfloat16 alone; give --dtype bfloat16"
         if mode.prefill_graphs or (mode.graphs and mode.device == "cpu"):
             return f"{case.model} in prefill graphs, or in CUDA graphs on a CPU: not tried"
-        if mode.attention != "triton":
-            return f"{case.model} with {mode.attention}: it has a backend of its own; leave --attention out"
+    if mode.attention != "triton" and (recipe.target.index or recipe.target.compressed):
+        return f"{case.model} with {mode.attention}: it has a backend of its own; leave --attention out"
     on_cpu = (mode.device, mode.attention) == ("cpu", "fa3")
     if mode.attention != "triton" and not on_cpu and (mode.device == "cpu" or mode.dtype == "float32"):
         return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"

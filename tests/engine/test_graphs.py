@@ -397,8 +397,9 @@ def test_greedy_requests_draft_the_best_token_inside_the_one_graph_of_all_layers
     requests = tuple(replace(request, max_new_tokens=8) for request in entry.case.requests)
     case = in_production(replace(entry.case, num_steps=3, requests=requests, exercises=()), attention_backend="fa3")
     assert entry.remedy is not None
-    eager = replace(entry.remedy, edits=tuple(one for one in entry.remedy.edits if "cuda_graph_runner" not in one.target))
-    found = [Trials(host, RunSpec(patches=(patch,))).look_alone(case).verdict for patch in (eager, entry.remedy)]
+    assert entry.on_cuda.one_graph is not None
+    patches = (entry.remedy, entry.on_cuda.one_graph)
+    found = [Trials(host, RunSpec(patches=(patch,))).look_alone(case).verdict for patch in patches]
     assert [(one.status, one.rule) for one in found] == [("diverged", "draft.proposal"), ("equal", "")]
 
 

@@ -415,10 +415,10 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
     result.stderr.fnmatch_lines(["*--eagletwin-device cuda: *torch*", "  so:  nothing was run: *", "  try: *"])
 
 
-def test_there_is_no_option_that_has_one_value(pytester: pytest.Pytester) -> None:
-    result = forked.session(pytester.path, "--eagletwin-engine", "sglang")
+def test_a_release_of_the_other_engine_is_refused(pytester: pytest.Pytester) -> None:
+    result = forked.session(pytester.path, "--eagletwin-engine", "sglang", "--eagletwin-vllm", "0.33.0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*unrecognized arguments: --eagletwin-engine*"])
+    result.stderr.fnmatch_lines(["*--eagletwin-vllm 0.33.0*"])
 
 
 def test_a_finding_that_cannot_be_confirmed_fails_its_test_and_no_other(suite: pytest.Pytester) -> None:

@@ -121,6 +121,8 @@ def _keep(zygote: Zygote) -> None:
     for name in _STATE:
         setattr(kept, name, getattr(zygote, name))
     zygote.connection, zygote._process, zygote._scratch, zygote._log = zygote._theirs, None, "", None  # a closed socket
+    if (older := _kept.pop(_named(kept), None)) is not None:
+        _close(older)
     _kept[_named(kept)] = kept
     while len(_kept) > MOST:
         _close(_kept.pop(next(iter(_kept))))

@@ -116,7 +116,7 @@ def test_sizes_of_graphs_are_an_ascending_list(sizes: str) -> None:
 def test_sizes_of_prefill_graphs_are_token_counts_beside_other_graphs() -> None:
     with pytest.raises(InputError, match="--prefill-graphs 64,16: not an ascending list of token counts"):
         mode_of("cuda", None, None, prefill_graphs="64,16")
-    with pytest.raises(InputError, match="captures both, or neither"):
+    with pytest.raises(InputError, match="both are captured, or neither"):
         mode_of("cuda", "none", None, prefill_graphs="16,64")
     with pytest.raises(InputError, match="--prefill-graphs 16 with --graphs none"):
         mode_of("cpu", None, None, prefill_graphs="16")

@@ -182,7 +182,7 @@ def test_a_choice_of_rows_is_followed_where_rounding_admits_it() -> None:
     ):
         chosen = torch.full((rows, len(order)), -1)
         chosen[-1, : len(given)] = torch.tensor(given)
-        sees, _, _ = _choose(inner, chosen=chosen, within=torch.tensor([within, 0.0]))
+        sees, _, _ = _choose(inner, chosen=chosen, within=torch.tensor([within, 0.0, 0.0]))
         assert torch.equal(sees[:-1], own[:-1])
         assert (sorted(sees[-1].nonzero()[:, 0].tolist()) == sorted(given)) == followed
 

@@ -219,8 +219,10 @@ def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("gr
 
 
 def _elsewhere(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
-    """The green side's where there is no graph; empty: its own."""
-    patch = None if mode.graphs else entry.on_cuda.eager
+    """The green side's where one graph has all layers, and moves the windows on itself, or where there is no graph; empty: its
+    own."""
+    there = entry.on_cuda
+    patch = (there.one_graph if mode.attention == "fa3" else None) if mode.graphs else there.eager
     return (patch,) if patch is not None and side == entry.green else ()
 
 
