@@ -55,7 +55,6 @@ VALUES: Mapping[str, tuple[str, Any]] = {
 # Topics and values that a block is drawn with, in place of being drawn until it has them.
 _HELD: Mapping[str, tuple[str, Any]] = {
     "dp-attention": ("attn_dp_size", 2),
-    "sparse": ("model", next(name for name, recipe in RECIPES.items() if recipe.target.index is not None)),
     "chains": ("topk", TOPKS[0]),
     "small-trees": ("tree_size", SMALL_TREE),
     **VALUES,
@@ -94,9 +93,15 @@ def feature_filter(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Ca
     )
 
 
-def held_by(only: Sequence[str]) -> dict[str, Any]:
-    """Fields of cases.strategies.Focus that are the same in all cases with these features."""
-    return dict([_HELD[name] for name in only if name in _HELD] + [("model", name) for name in only if name in RECIPES])
+def held_by(only: Sequence[str], mode: Mode) -> dict[str, Any]:
+    """Fields of cases.strategies.Focus that are the same in all cases with these features. Of a topic that asked-for recipes
+    alone have, the first that the mode runs is drawn."""
+    found = dict([_HELD[name] for name in only if name in _HELD] + [("model", name) for name in only if name in RECIPES])
+    for topic in (_BY_KEY[name] for name in only if name in _BY_KEY):
+        models = [name for name, one in RECIPES.items() if runs_on(one, mode.engine) and topic.has(_smallest(name))]
+        if models and all(family_of(RECIPES[name]).asked_for for name in models):
+            found.setdefault("model", next((name for name in models if runs_in(_smallest(name), mode)), models[0]))
+    return found
 
 
 def sampling_of(only: Sequence[str], left_out: Sequence[str]) -> str | None:

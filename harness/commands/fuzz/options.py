@@ -117,7 +117,7 @@ class SearchOptions:
         """What all blocks of cases have."""
         mode = self.run.mode
         return SearchConstraints(
-            held=held_by(self.only),
+            held=held_by(self.only, mode),
             sampling=sampling_of(self.only, self.left_out),
             wanted=self._probe_filter(),
             widest=WIDEST[mode.dtype],
