@@ -219,10 +219,9 @@ def test_the_least_is_named_that_is_to_be_left_out_of_a_mode() -> None:
         "deepseek-nextn with --graphs none)",  # within the bound its choices of experts are ties
         "llama-tiny without --attention)",
         "qwen3-moe-eagle3 without --device)",  # no graphs, and no FlashInfer
-        "deepseek-v4 without --tp and without --attention)",  # and those of Gemma-4
+        "deepseek-dsa-wide without --tp and without --attention)",  # and those of DeepSeek-V4 and Gemma-4
         "qwen3-next-nextn without --tp and without --dtype and without --attention)",
         "deepseek-dsa without --tp and without --device)",
-        "deepseek-dsa-wide without --tp)",
     }
 
 
