@@ -27,6 +27,7 @@ from .options import (
     WHICH,
     WHICH_TEXT,
     Names,
+    nothing_run,
     option,
     run_options,
 )
@@ -69,6 +70,8 @@ def check(
 
     chosen, before = case_of(case), _before(case, after or ())
     several, named = len(set(engines or ())) > 1, [*dict.fromkeys(runner.value for runner in runners or ())]
+    if several and named:
+        raise nothing_run(f"--model-runner {named[0]} with two engines: each runs the case's own", "give one --engine with it")
     if several or len(named) > 1:
         from .both import both_engines, both_runners, run_on_both
 

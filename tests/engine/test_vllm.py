@@ -762,6 +762,7 @@ def test_sglang_refuses_settings_of_vllm() -> None:
         (("25015", "--vllm", "0.33.0", "--sglang", "0.5.17"), "one engine runs"),
         (("vllm-chunk-tail", "--vllm", "0.31.0"), r"(?s)one of 0\.32\.0, 0\.33\.0; older ones have another speculator"),
         (("25015", "--model-runner", "v1", "--model-runner", "v2"), "on both model runners: settings of vLLM"),
+        (("26329", "--engine", "sglang", "--engine", "vllm", "--model-runner", "v1"), "model-runner v1 with two engines"),
     ],
 )
 def test_what_one_engine_alone_has_is_refused_on_another(words: tuple[str, ...], why: str) -> None:
