@@ -565,7 +565,7 @@ def _draw_block(
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
-    branches = branches and not recipe.page  # The engine runs chains alone of a model that has a page size of its own
+    branches = branches and not recipe.page  # the engine runs chains alone of a model that has a page size of its own
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
     drawn = Focus(
         model=recipe.name,
@@ -647,7 +647,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     if "min_p" in asks and sampling is None:
         return False
     if focus.mixed_chunks and not recipe.is_eagle:
-        return False  # The engine switches it off
+        return False  # the engine switches it off
     if recipe.window and focus.pool <= recipe.window + focus.page_size:
         return False  # its pool of windows holds no request
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
@@ -655,9 +655,9 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
     if SESSION in asks and (not focus.radix_cache or not keeps_sessions(recipe) or focus.host_slots):
         return False
     if ADAPTER in asks and (focus.adaptive or not takes_adapters(recipe)):
-        return False  # The engine refuses them, or eagletwin has none
+        return False  # the engine refuses them, or eagletwin has none
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
-        return False  # The engine switches it off
+        return False  # the engine switches it off
     if focus.plain_decode and (sampling is not None or SESSION in asks):
         return False  # it is asked of greedy requests, which are of no session
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")

@@ -260,7 +260,7 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
     if drawn.draft_sink and not drawn.draft_window:
         drawn = replace(drawn, draft_sink=0)
-    if drawn.adaptive:  # The engine has it for chains of single heads alone
+    if drawn.adaptive:  # the engine has it for chains of single heads alone
         model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
     if page := RECIPES[drawn.model].page:

@@ -238,7 +238,7 @@ class Shrinking:
             except WouldNotStart as error:
                 if not (error.ours or error.trace):  # no word of the engine's: the process died, or was silent
                     raise
-                return False  # The engine has no such configuration, or breaks there in another way than what is shrunk
+                return False  # the engine has no such configuration, or breaks there in another way than what is shrunk
             if trial.signature not in (None, self.signature):
                 assert trial.signature is not None
                 self._teller.aside(case, trial.signature, trial.verdict.undecided)
@@ -376,7 +376,7 @@ def reduce_case(case: Case, shows: Callable[[Case], bool]) -> Case:
 def cuts(case: Case) -> Iterator[Case]:
     """Valid cases that are smaller by one thing each, those that lack the most first."""
     for cut in _cuts(case):
-        if cut == case or (cut.topk == 1 and cut.verify_nodes != cut.num_steps + 1):  # The engine has no such chain
+        if cut == case or (cut.topk == 1 and cut.verify_nodes != cut.num_steps + 1):  # the engine has no such chain
             continue
         if admits(cut):
             yield cut
