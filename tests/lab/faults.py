@@ -240,9 +240,10 @@ def plant_fault(file: Path, mutant: Mutant) -> None:
     """Edit a file of the tree, and none that it shares with another."""
     lines = file.read_text().splitlines(keepends=True)
     old, new = mutant.match.splitlines(keepends=True), mutant.replacement.splitlines(keepends=True)
-    for first in range(max(0, mutant.line - len(old) - 40), len(lines)):
+    full = next(number for number, line in enumerate(old) if line.strip())  # a blank line does not show how far it is in
+    for first in range(max(0, mutant.line - len(old) - 40), len(lines) - len(old) + 1):
         own = lines[first : first + len(old)]
-        margin = own[0][: len(own[0]) - len(own[0].lstrip())][: len(own[0]) - len(old[0])] if own else ""
+        margin = own[full][: max(0, len(own[full]) - len(old[full]))]
         if [line if line.strip() else "\n" for line in own] == [f"{margin}{line}" if line.strip() else "\n" for line in old]:
             text = [f"{margin}{line}" if line.strip() else "\n" for line in new]
             file.unlink()
