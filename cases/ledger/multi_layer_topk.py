@@ -14,55 +14,48 @@ With three steps and more the server ends on a GPU, as the list of parents is to
 layers should be is not defined: the judge takes the tree that is verified as it is, and judges what verify makes of it.
 """
 
-from ..entry import Case, Edit, Entry, Needs, Patch, Request, small_case, small_patch
+from ..entry import Entry, Needs, Request, small_case, small_patch
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
 
-REMEDY = Patch(
-    name="multi-layer-trees",
-    edits=(
-        Edit(
-            target=f"{_FILE}.MultiLayerEagleWorkerV2.verify",
-            match="finalize_tree_path=False",
-            replacement="finalize_tree_path=True",
-        ),
-        Edit(  # after a prefill, outside graphs, between those of two layers, and inside the one of all layers
-            target="sglang.kernels.ops.speculative.multi_layer_eagle.rotate_input_ids",
-            match="if _is_cpu:",
-            replacement="""if topk_index.ndim > 1:
+_TO_THE_FRONT = small_patch(
+    "multi-layer-path", f"{_FILE}.MultiLayerEagleWorkerV2.verify", "finalize_tree_path=False", "finalize_tree_path=True"
+)
+_OWN_PROPOSAL = small_patch(  # after a prefill, outside graphs, between those of two layers, and inside the one of all layers
+    "multi-layer-windows",
+    "sglang.kernels.ops.speculative.multi_layer_eagle.rotate_input_ids",
+    "if _is_cpu:",
+    """if topk_index.ndim > 1:
     topk_index = topk_index[:, 0].contiguous()
 if _is_cpu:""",
-        ),
-    ),
 )
 
 
-def _entry(part: str, title: str, rule: str, case: Case, trigger: str, *, first: str) -> Entry:
-    return Entry(
-        id=f"multi-layer-topk-{part}", title=title, rule=rule, buggy=f"{first} -", trigger=trigger, remedy=REMEDY, case=case
-    )
-
-
-PATH = _entry(
-    "path",
-    "Move the accepted path to the front after a multi-layer draft as well",
-    "commit.path",
-    small_case(
+PATH = Entry(
+    id="multi-layer-topk-path",
+    title="Move the accepted path to the front after a multi-layer draft as well",
+    rule="commit.path",
+    buggy="0.5.16 -",  # before it the windows show first
+    trigger="multi-layer EAGLE, topk > 1, num_steps >= 2, and a root's child that is not its first is accepted",
+    remedy=_TO_THE_FRONT,
+    case=small_case(
         Request(id="a", prompt=(7, 19, 3), max_new_tokens=5),
         model="llama-mtp",
         num_steps=2,
         topk=2,
         exercises=("tree", "path_not_in_front"),
     ),
-    "multi-layer EAGLE, topk > 1, num_steps >= 2, and a root's child that is not its first is accepted",
-    first="0.5.16",  # before it the windows show first
 )
-WINDOWS = _entry(
-    "windows",
-    "Move each request's window on by its own proposal",
-    "draft.input_ids",
-    small_case(
+WINDOWS = Entry(
+    id="multi-layer-topk-windows",
+    title="Move each request's window on by its own proposal",
+    rule="draft.input_ids",
+    buggy="0.5.13 -",
+    trigger="multi-layer EAGLE, topk > 1, num_steps >= 2, and two requests in a batch",
+    remedy=_OWN_PROPOSAL,
+    behind=PATH,
+    case=small_case(
         Request(id="a", prompt=(7,), max_new_tokens=2),
         Request(id="b", prompt=(9,), max_new_tokens=2),
         model="llama-mtp",
@@ -70,8 +63,6 @@ WINDOWS = _entry(
         topk=2,
         exercises=("tree", "batch"),
     ),
-    "multi-layer EAGLE, topk > 1, num_steps >= 2, and two requests in a batch",
-    first="0.5.13",
 )
 
 PARENTS = Entry(

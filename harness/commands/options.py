@@ -72,9 +72,9 @@ def mode_of(
     check_attention(attention, device, dtype)
     check_ranks(tp)
     check_stages(pp, device, tp, overlap=bool(overlap))
-    usual = GRAPHS if device == "cuda" else "none"
-    sizes = _sizes("--graphs", usual if graphs is None else graphs, "batch sizes", "1,2,4")
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
+    usual = GRAPHS if device == "cuda" or prefill else "none"
+    sizes = _sizes("--graphs", usual if graphs is None else graphs, "batch sizes", "1,2,4")
     if prefill and not sizes:
         raise nothing_run(
             f"--prefill-graphs {prefill_graphs} with --graphs none: both are captured, or neither", "leave one of them out"

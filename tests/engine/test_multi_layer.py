@@ -9,8 +9,7 @@ import pytest
 from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
-from eagletwin.cases.ledger.multi_layer_topk import PATH
-from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
+from eagletwin.cases.ledger.multi_layer_topk import PATH, WINDOWS
 from eagletwin.cases.ledger.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import Plan
@@ -220,7 +219,10 @@ def test_layers_with_request_pools_of_their_own_are_equal(host: Host, tmp_path: 
 
 @pytest.mark.long
 def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(host: Host, tmp_path: Path) -> None:
-    trials, held = Trials(host, RunSpec(patches=(ALL_LAYERS, TREES))), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
+    trials, held = (
+        Trials(host, RunSpec(patches=(ALL_LAYERS, *WINDOWS.green.patches))),
+        {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3},
+    )
     search = Fuzz(
         trials,
         tmp_path,

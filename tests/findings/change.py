@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known
+from eagletwin.harness.commands.fuzz.tally import LEAST
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, EagletwinError, HarnessError, InputError, run_guarded
 from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
@@ -50,7 +51,7 @@ _COUNT = {
         {
             "target": "sglang.srt.managers.scheduler.Scheduler.run_batch",
             "match": "self.forward_ct += 1",
-            "replacement": "self.forward_ct += 1\n__import__('counters').begin(batch.forward_mode.name)",
+            "replacement": "self.forward_ct += 1\n__import__('counters').begin(self, batch.forward_mode.name)",
         }
     ],
 }
@@ -64,21 +65,26 @@ def _needs(bug: Known) -> list[str]:
 
 
 def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int]]:
-    """A line on each search, and its exit code. A further search whose cases run nothing of the patch says nothing of it: 0."""
+    """A line on each search and its exit code, and one on all of them: in ten cases the patch must have run, whichever search
+    they are of. A search that only ran the patch too seldom has 0."""
     chosen = SEARCHES if bug.engine == DEFAULT_ENGINE else {"guided by the patch": ("--engine", bug.engine)}
+    reached = 0
     for number, (name, own) in enumerate(chosen.items()):
         words = [*own, *([] if number else _needs(bug))]
         command = [*EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--json", "--out", str(OUT), *words]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         facts = json.loads(done.stdout)
         summary = facts.get("summary", {"headline": facts.get("error", facts.get("said")), "tally": {}, "known": []})
-        ran = summary["tally"].get("changes", {}).get("ran")
-        line = f"{FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
+        tally = summary["tally"]
+        seldom = done.returncode == EXIT_UNKNOWN and tally["reached"] < LEAST and not (tally["undecided"] or tally["gaps"])
+        reached += tally.get("reached", 0)
+        line = f"{'nothing new' if seldom else FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
         if known := [bug["id"] for bug in summary["known"] if bug["cases"]]:
             line += f"; known bugs: {', '.join(known)}"
-        if done.returncode:
+        if done.returncode and not seldom:
             line += f"; {facts.get('folder')}"
-        yield f"  search, {name}: {line}", 0 if number and done.returncode == 125 and ran == {} else done.returncode
+        yield f"  search, {name}: {line}", 0 if seldom else done.returncode
+    yield f"  {reached} cases ran the patch", 0 if reached >= LEAST else EXIT_UNKNOWN
 
 
 def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:
@@ -115,6 +121,7 @@ def _counted(case: Case, options: tuple[str, ...], patch: Path | None) -> Counts
             )
         lines = [json.loads(line) for line in counts.read_text(encoding="utf-8").splitlines()]
     first = [line for line in lines if line["process"] == lines[0]["process"]]  # without the runs that confirm a verdict
+    first = [*{line["number"]: line for line in first}.values()]  # the last of each batch
     kinds = {line["kind"]: [one for one in first if one["kind"] == line["kind"]] for line in first}
     return {name: [sum(one[kind] for one in those) / len(those) for kind in KINDS] for name, those in kinds.items()}
 

@@ -1,7 +1,7 @@
 """Count what each batch of a scheduler costs. change.py has an engine import this file; it needs torch alone.
 
-`begin(kind)` is called where a batch begins: it appends the counts of the batch before, a line of JSON, to the file that
-EAGLETWIN_COUNTS names.
+`begin(scheduler, kind)` is called where a batch begins. Its counts are appended to the file that EAGLETWIN_COUNTS names, a line
+of JSON, when its results are processed, and again when the next one begins: scheduling belongs to a batch as well.
 
 lines     of SGLang's Python that ran
 launches  operations of torch, and Triton kernels
@@ -22,22 +22,34 @@ KINDS = ("lines", "launches", "waits", "bytes")
 _WAITS = {"item", "tolist", "cpu", "nonzero", "synchronize"}
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::lift_fresh"}
 _counts = dict.fromkeys(KINDS, 0)
-_before = ""
+_before, _number = "", 0
 _sglang: dict[str, bool] = {}  # by a code's file
 
 
-def begin(kind: str) -> None:
+def begin(scheduler: Any, kind: str) -> None:
     """A batch of this kind begins."""
-    global _before
+    global _before, _number
     if _before:
-        with open(os.environ["EAGLETWIN_COUNTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps({"process": os.getpid(), "kind": _before, **_counts}) + "\n")
+        _write()
     else:
         _Operations().__enter__()
         sys.setprofile(_called)
+        process = scheduler.process_batch_result
+
+        def processed(*args: Any) -> Any:
+            result = process(*args)
+            _write()
+            return result
+
+        scheduler.process_batch_result = processed
     _counts.update(dict.fromkeys(KINDS, 0))
-    _before = kind
+    _before, _number = kind, _number + 1
     sys.settrace(_entered)
+
+
+def _write() -> None:
+    with open(os.environ["EAGLETWIN_COUNTS"], "a", encoding="utf-8") as file:
+        file.write(json.dumps({"process": os.getpid(), "number": _number, "kind": _before, **_counts}) + "\n")
 
 
 class _Operations(TorchDispatchMode):

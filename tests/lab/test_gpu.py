@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
+from eagletwin.cases.ledger.multi_layer_topk import WINDOWS
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, SGLangSettings, Tier
@@ -118,8 +118,7 @@ def test_sizes_of_prefill_graphs_are_token_counts_beside_other_graphs() -> None:
         mode_of("cuda", None, None, prefill_graphs="64,16")
     with pytest.raises(InputError, match="both are captured, or neither"):
         mode_of("cuda", "none", None, prefill_graphs="16,64")
-    with pytest.raises(InputError, match="--prefill-graphs 16 with --graphs none"):
-        mode_of("cpu", None, None, prefill_graphs="16")
+    assert mode_of("cpu", None, None, prefill_graphs="16").graphs == (1, 2, 4)
 
 
 def test_a_draft_that_a_graph_of_prefill_misreads_is_known_in_that_mode_alone() -> None:
@@ -219,8 +218,8 @@ def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_grap
     jobs = generated(4, 1, 3, flash)
     assert [RECIPES[job.cases[0].model].mtp_layers > 0 for job in jobs] == [False, True, True, False]
     assert all(job.mode.attention == "fa3" and job.beside is None and job.apart is None for job in jobs)
-    plan = proofs([LEDGER["multi-layer-topk-windows"]], flash, ("graphs", "eager"))
-    assert [job.patches for job in plan] == [(TREES,), (), (TREES,), ()]
+    plan = proofs([WINDOWS], flash, ("graphs", "eager"))
+    assert [job.patches for job in plan] == [WINDOWS.green.patches, ()] * 2
     assert plan[0].mode.words == "graphs 1 2 4, no overlap, bfloat16, fa3"
     assert plan[0].mode.options[-4:] == ["--dtype", "bfloat16", "--attention", "fa3"]
 
