@@ -20,7 +20,8 @@ runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that o
 The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does not overlap; the multi-layer worker takes the
 argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
 
-`multi-layer-chunk-tail`, live: a multi-layer draft consumes wrong tokens at the end of a prefill chunk that is not the last.
+`multi-layer-chunk-tail-2` and `multi-layer-chunk-tail-3`, live: a multi-layer draft consumes wrong tokens at the end of a
+prefill chunk that is not the last.
 
 PR #26329 for several layers: at a chunk that ends at K the worker puts the target's argmax where layer 0 must consume x[K],
 though the scheduler has handed it that token; a comment in the worker says so. And each layer's window is that of the layer
