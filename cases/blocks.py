@@ -25,8 +25,8 @@ from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
+from eagletwin.harness.families.mimo_v2 import ENDING
 from eagletwin.harness.families.valid import VLLM_BLOCK, admits, runs_in
-from eagletwin.harness.families.windows import ENDING
 from eagletwin.reference.sizes import reserved_slots
 
 from .sample_cases import find_cases

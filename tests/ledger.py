@@ -1,4 +1,4 @@
-"""What is derived from the ledger: rows of documents, the file for SGLang's own CI, patches and first reports of findings.
+"""What is derived from the ledger: rows of documents, the file for SGLang's own CI, reports of findings with patches.
 
 `python -m tests.ledger` writes it, in a document between two comments; tests/harness/test_ledger.py and
 tests/findings/test_folders.py compare.
@@ -22,14 +22,15 @@ from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.rules import catalogue
 
-from .findings.attempt import BELOW, FINDINGS, patched, root_of
+from .findings.attempt import BELOW, FINDINGS, REPORT, patched, root_of
 from .findings.attempt import changed as files_of
 from .upstream.attempt import TEST, changed_files, diff_of, name_of_test
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COMMAND = "python -m tests.ledger"
-_MADE = "The candidate fix of "
+_MADE = f"As `{COMMAND}` writes it; "
+_PATCH = "\n## Patch\n\n"
 Files = dict[Path, str]  # and what stands in each
 KNOWN: tuple[Known, ...] = (*LEDGER.values(), *PROBES.values())  # of SGLang, whose flags and recordings documents list
 _ALL: tuple[Known, ...] = (*ENTRIES.values(), *PROBES.values())
@@ -156,7 +157,7 @@ def _by_harm(engine: Engine) -> str:
 
 def _harm(folder: str) -> tuple[bool, int, str, str]:
     """Whether default flags do not reach a bug, the rank of its harm, the harm, and related public threads, by its report."""
-    file = FINDINGS / folder / "report.md"
+    file = FINDINGS / folder / REPORT
     report = file.read_text(encoding="utf-8") if file.exists() else ""
     said = dict(re.findall(r"\*\*(Harm\.|Reported before\?)\*\* ((?:.+\n)+)", report))
     harm, reported = said.get("Harm.", ".\n")[:-2], said.get("Reported before?", "")
@@ -166,7 +167,7 @@ def _harm(folder: str) -> tuple[bool, int, str, str]:
 
 
 def _title(folder: str) -> str:
-    report = FINDINGS / folder / "report.md"
+    report = FINDINGS / folder / REPORT
     first = report.read_text(encoding="utf-8").partition("\n")[0] if report.exists() else report_of(folder)
     return first.partition("\n")[0].removeprefix("# [Bug] ")
 
@@ -182,10 +183,10 @@ def upstream() -> str:
 
 
 def fix_of(bug: Known) -> str:
-    """The candidate fix as a patch of the newest release."""
+    """The last section of a report: the candidate fix as a patch of the newest release."""
     assert bug.remedy is not None
     changed = changed_files(root_of(bug.engine), bug.remedy.edits)
-    return f"{_MADE}{bug.id}, as `{COMMAND}` writes it.\n\n" + diff_of(changed, _below(bug))
+    return f"{_PATCH}{_MADE}`git apply` takes this file.\n\n```diff\n{diff_of(changed, _below(bug))}```\n"
 
 
 def _below(bug: Known) -> str:
@@ -206,7 +207,7 @@ def wanted() -> dict[str, Known]:
 
 
 def says_the_same(bug: Known, patch: Path) -> bool:
-    """Whether a patch makes of the newest release the code of the candidate fix, whatever its comments and layout."""
+    """Whether a report's patch makes of the newest release the code of the candidate fix, whatever its comments and layout."""
     assert bug.remedy is not None
     try:
         changed = changed_files(root_of(bug.engine), bug.remedy.edits)
@@ -235,7 +236,7 @@ def report_of(folder: str) -> str:
 
 **Since when.** {bug.buggy.rstrip(" -")}.
 
-**Fix.** `fix.patch`.
+**Fix.** The patch below.
 
 **Reported before?** Not searched.
 
@@ -246,7 +247,7 @@ In an installed checkout, and with this folder at `FINDING`:
 
 ```
 python FINDING/{test}     # fails
-git apply FINDING/fix.patch
+git apply FINDING/report.md
 python FINDING/{test}     # passes
 ```
 
@@ -268,15 +269,14 @@ def documents() -> Files:
 
 
 def findings() -> Files:
-    """Patches that are candidate fixes of entries, and what a folder of docs/findings lacks. A patch of another fix, or of one
-    that is written in another way, is by hand."""
+    """Reports with the candidate fixes of entries as patches. A patch of another fix, or of one that is written in another way,
+    is by hand."""
     files: Files = {}
     for name, bug in wanted().items():
-        report, patch = FINDINGS / name / "report.md", FINDINGS / name / "fix.patch"
-        if not report.exists():
-            files[report] = report_of(name)
-        if not patch.exists() or patch.read_text(encoding="utf-8").startswith(_MADE) or says_the_same(bug, patch):
-            files[patch] = fix_of(bug)
+        report = FINDINGS / name / REPORT
+        text, _, patch = (report.read_text(encoding="utf-8") if report.exists() else report_of(name)).partition(_PATCH)
+        if not patch or patch.startswith(_MADE) or says_the_same(bug, report):
+            files[report] = text + fix_of(bug)
     return files
 
 

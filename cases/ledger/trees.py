@@ -1,4 +1,4 @@
-"""Live, found by eagletwin: three bugs of draft trees.
+"""Live, found by eagletwin: four bugs of draft trees.
 
 `certain-node`: a node of which a tree's draft is certain is selected without its parent.
 
@@ -16,6 +16,11 @@ docs/explanation/latent-attention.md.
 
 Verify of a tree attends twice and merges the results by their sums. Both calls are given the sinks, and each sum has them: all
 probabilities of layers without a window come out too small, also those of what is accepted: the *output* is wrong.
+
+`small-tree`: a tree with fewer nodes than its longest path has kills the worker at its first verify.
+
+Accepted paths are handed on in rows of num_steps + 1 entries, and moved to the front of blocks of num_draft_tokens. SGLang
+raises num_draft_tokens of a chain to num_steps + 1, and leaves a tree's as it was asked for.
 """
 
 from ..entry import Entry, Needs, Request, SGLangSettings, small_case, small_patch
@@ -96,4 +101,21 @@ SINKS = Entry(
     ),
 )
 
-ENTRIES = (CERTAIN, SLOTS, SINKS)
+SMALL = Entry(
+    id="small-tree",
+    title="Let a tree have fewer nodes than num_steps + 1",
+    rule="engine.crash",
+    buggy="0.5.13 -",
+    trigger="topk > 1 and num_draft_tokens < num_steps + 1",
+    remedy=small_patch(
+        "shorter-paths",
+        "sglang.srt.speculative.eagle_worker_common._compact_accept_to_front",
+        "s1 = accept_index.shape[1]",
+        "accept_index = accept_index[:, :nd]\ns1 = accept_index.shape[1]",
+    ),
+    case=small_case(
+        Request(id="a", prompt=(7,), max_new_tokens=4), num_steps=2, topk=2, num_draft_tokens=2, exercises=("tree",)
+    ),
+)
+
+ENTRIES = (CERTAIN, SLOTS, SINKS, SMALL)

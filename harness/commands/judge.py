@@ -69,7 +69,7 @@ def judge(
             remedy="name the folder of a trace, or one that `eagletwin record` wrote into (the server says so on stderr)",
         )
     from eagletwin.harness.check.argument import argue
-    from eagletwin.harness.families.traces import strangers_trace
+    from eagletwin.harness.families.valid import strangers_trace
     from eagletwin.harness.judge.judge import judge as judging
 
     recorded = strangers_trace(trace)

@@ -21,7 +21,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.deserved.draft import check_device, on
 from eagletwin.harness.deserved.precision import Pair, load_served
 from eagletwin.harness.deserved.recorded import compare_recording, started_of
-from eagletwin.harness.families.traces import strangers_trace
+from eagletwin.harness.families.valid import strangers_trace
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.document import Document, DocumentSection, TableCell, row, table
 from eagletwin.harness.page.render import write_page

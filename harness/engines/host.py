@@ -22,8 +22,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_LIMITS, Kernels, Limits, Mode, mode_of_case
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
-from eagletwin.harness.families.traces import read_trace
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import check_case, read_trace
 from eagletwin.harness.families.weights import model_pair
 
 from . import plain_decode, protocol

@@ -13,7 +13,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSet
 from eagletwin.harness.core.differs import merge_differs
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace, write_trace
-from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import read_trace
 
 # Edits that did nothing in a run of several engines or stages: those that none of them reached.
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from eagletwin.reference.sizes import GemmaShape, LlamaShape
 
+from .mimo_v2 import ENDING, ENVIRONMENT, WINDOW
 from .recipe import Family, Head, Normal, Part, Recipe, Tensor, Weights, llama_shape, sizes
-from .windows import ENDING, ENVIRONMENT, WINDOW
 
 _PLAIN = replace(llama_shape(32, 4, 2, 1, 96), gemma=GemmaShape(theta=1e6, pairs=2, cap=30.0))
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from eagletwin.reference.sizes import ClampedExperts
 
 from . import eagle3
+from .mimo_v2 import ENDING, ENVIRONMENT
 from .recipe import Family, Normal, Part, Recipe, Weights, attention_weights, gated_weights, llama_shape
-from .windows import ENDING, ENVIRONMENT
 
 _EXPERTS = ClampedExperts(count=4, chosen=2, inner=32, limit=7.0, steepness=1.702)
 _PLAIN = llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2))

@@ -1,4 +1,4 @@
-"""Llama with a multi-layer draft (MTP): one EAGLE-1/2 head a layer, which the engine's boot/served/mtp.py serves.
+"""Llama with a multi-layer draft (MTP): one EAGLE-1/2 head a layer, which the engine's boot/served/llama.py serves.
 
 Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's loader gives each runner its own layer by it.
 """
@@ -90,6 +90,6 @@ FAMILY = Family(
     draft_weights=draft_weights,
     heads=heads,
     checkpoint=checkpoint,
-    # a chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)
+    # a chained Llama has the name of a model with windows, but not its memory (boot/served/llama.py)
     arguments=lambda recipe: {"disable_hybrid_swa_memory": recipe.chained},
 )

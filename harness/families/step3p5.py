@@ -1,7 +1,7 @@
 """Step-3.5: every second layer has a sliding window; queries and keys are normalized; the draft's layers are chained."""
 
+from .mimo_v2 import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
 from .recipe import Family, Part, Recipe, Weights, llama_shape
-from .windows import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
 
 RECIPES = both_windows(
     Recipe(

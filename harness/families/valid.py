@@ -1,4 +1,4 @@
-"""Which cases the recipes admit and the modes run, and the cases of strangers read and checked by that.
+"""Which cases the recipes admit and the modes run, and the cases and traces of strangers read and checked by that.
 
 core/case.py says what a case looks like, field by field; each dimension has the rules that tie its fields to others and to the
 model.
@@ -22,6 +22,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Attention, Mode, mode_of_case
 from eagletwin.harness.core.terminal import count, nearest
+from eagletwin.harness.core.trace import HEADER, MAX_HEADER_BYTES, Trace, load_trace
 
 from . import RECIPES, family_of
 from .deepseek_dsa import CHOSEN_AT_ONCE
@@ -332,3 +333,26 @@ def admits(case: Case) -> bool:
     except InputError:
         return False
     return True
+
+
+# Traces of strangers: their digests are right, and their case is one that the recipes admit.
+
+
+def read_trace(folder: Path) -> Trace:
+    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of another schema, or if
+    its case is not valid."""
+    return load_trace(folder, check_case)
+
+
+def strangers_trace(folder: Path) -> Trace:
+    """The same of a trace that no engine of this process has just written. Raises InputError for a key that is given twice
+    too: msgspec takes the last, and the digest is of both."""
+    trace = read_trace(folder)
+    for file in sorted(folder.rglob(HEADER)):
+        try:
+            refuse_duplicates(read_input(file, MAX_HEADER_BYTES))
+        except ValueError as error:
+            raise InputError(
+                f"{file}: {error}", consequence="the trace was not judged", remedy="record the trace again"
+            ) from error
+    return trace

@@ -14,7 +14,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, Mode, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import read_trace
 from eagletwin.harness.judge.judge import judge
 
 from ..lab.gpu.compared import Apart, apart, apart_text

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.ledger.multi_layer import ALL_LAYERS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import COUNTS, UNSAID
 from eagletwin.harness.core.trace import INNER, Trace

@@ -13,7 +13,7 @@ import torch
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.ledger.deterministic_window import _MASK_OF_WINDOW
+from eagletwin.cases.ledger.windows import _MASK_OF_WINDOW
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.cli.main import run_command
 from eagletwin.harness.commands.prove.proof import prove

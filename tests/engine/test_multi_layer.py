@@ -8,7 +8,7 @@ import pytest
 
 from eagletwin.cases.blocks import SearchConstraints
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
+from eagletwin.cases.ledger.multi_layer import ALL_LAYERS, ONE_TOKEN, THREE, TWO
 from eagletwin.cases.ledger.multi_layer_topk import PATH, WINDOWS
 from eagletwin.cases.ledger.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials

@@ -15,7 +15,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits, Mode
 from eagletwin.harness.core.trace import Trace, rank_folder
 from eagletwin.harness.engines.host import Host, WouldNotStart
-from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import read_trace
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 

@@ -38,8 +38,7 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions.dimension import tokens
-from eagletwin.harness.families.traces import strangers_trace
-from eagletwin.harness.families.valid import not_driven
+from eagletwin.harness.families.valid import not_driven, strangers_trace
 from eagletwin.harness.judge.engines import first_parting
 from eagletwin.harness.judge.judge import judge
 

@@ -1,9 +1,9 @@
 """Whether upstream can take a finding: its test is red on the newest release, and green with its patch.
 
-A finding's folder in docs/findings/ holds a report, a patch of an engine's source and a test, which needs that alone.
-Here the files that the patch changes are copied as a checkout has them (`python/sglang/...`, `vllm/...`), git applies the patch
-to them, and run_test.py imports them in place of the release's. change.py (`make findings`) tries every folder, test_folders.py
-one.
+A finding's folder in docs/findings/ holds a report, which ends with a patch of an engine's source, and a test, which needs the
+source alone. Here the files that the patch changes are copied as a checkout has them (`python/sglang/...`, `vllm/...`), git
+applies the report to them, and run_test.py imports them in place of the release's. change.py (`make findings`) tries every
+folder, test_folders.py one.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
 # engine -> where its package lies in a checkout
 BELOW: dict[Engine, str] = {engine: f"{facts.folder}/{engine}/".lstrip("/") for engine, facts in ENGINES.items()}
+REPORT = "report.md"  # of a folder; git takes the patch at its end, and eagletwin does
 Variables = tuple[tuple[str, str], ...]  # of the environment: name and value
 SECONDS = 300  # a test that takes a tenth of it is a bad test; a hanging one must end
 
@@ -45,7 +46,7 @@ class Attempt:
 
     def line(self) -> str:
         before, after = self.seconds
-        return f"{self.name:26} red {before:5.1f} s ({len(self.red)} of {self.ran} fail)   green {after:5.1f} s with fix.patch"
+        return f"{self.name:26} red {before:5.1f} s ({len(self.red)} of {self.ran} fail)   green {after:5.1f} s with the patch"
 
 
 def folders() -> list[Path]:
@@ -72,7 +73,7 @@ def attempt(folder: Path, process: "Process") -> Attempt:
         after = _run(process, test, engine, checkout)
         if after["errors"] or after["skipped"] or after["failures"] or after["ran"] != before["ran"]:
             raise InputError(
-                f"{_short(test)} does not pass with {patch.name}: {_tally(after)}",
+                f"{_short(test)} does not pass with the patch: {_tally(after)}",
                 consequence="the patch does not cure what the test shows",
                 remedy="mend either, and run the test in a checkout with the patch",
             )
@@ -80,15 +81,15 @@ def attempt(folder: Path, process: "Process") -> Attempt:
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
-    patch, test = folder / "fix.patch", folder / f"test_{folder.name.replace('-', '_')}.py"
-    for file in (folder / "report.md", patch, test):
+    report, test = folder / REPORT, folder / f"test_{folder.name.replace('-', '_')}.py"
+    for file in (report, test):
         if not file.is_file():
             raise InputError(
                 f"{_short(file)} is not there",
                 consequence="upstream cannot take the finding",
                 remedy="add the file, or remove the folder",
             )
-    return patch, test
+    return report, test
 
 
 def changed(patch: Path) -> list[str]:

@@ -21,7 +21,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
 from eagletwin.harness.core.terminal import each
 
 from .. import ledger
-from .attempt import FINDINGS, ROOT, Process, attempt, folders
+from .attempt import FINDINGS, REPORT, ROOT, Process, attempt, folders
 from .counters import KINDS
 
 OUT = ROOT / "build" / "findings"
@@ -141,7 +141,7 @@ def cost_lines(found: dict[str, tuple[Counts, Counts]]) -> list[str]:
 
 def _results(bug: Known, folder: Path, minutes: float, process: Process) -> Iterator[tuple[str, int]]:
     """Each line, and the exit code that it means."""
-    patch = folder / "fix.patch"
+    patch = folder / REPORT
     yield attempt(folder, process).line(), 0
     if minutes:
         yield from ((line, 0) for line in cost_lines(costs(bug, patch)))

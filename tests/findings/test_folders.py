@@ -18,7 +18,7 @@ from tests import ledger
 
 from ..rows import long
 from . import change, counters
-from .attempt import FINDINGS, Attempt, Process, attempt, changed, engine_of, folders, take_out
+from .attempt import FINDINGS, REPORT, Attempt, Process, attempt, changed, engine_of, folders, take_out
 
 INDEX = FINDINGS / "README.md"
 # Red and green takes two imports of SGLang a folder: a grave one here, and all by `make findings`.
@@ -47,13 +47,13 @@ def test_the_test_is_red_on_the_release_and_green_with_the_patch(process: Proces
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
 def test_the_patch_applies_to_the_installed_release(folder: Path, tmp_path: Path) -> None:
-    take_out(folder / "fix.patch", tmp_path / "checkout")
-    assert all((tmp_path / "checkout" / file).is_file() for file in changed(folder / "fix.patch"))
+    take_out(folder / REPORT, tmp_path / "checkout")
+    assert all((tmp_path / "checkout" / file).is_file() for file in changed(folder / REPORT))
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
 def test_a_finding_needs_its_engine_and_torch_alone_and_is_registered_for_ci(folder: Path) -> None:
-    [test], engine = folder.glob("test_*.py"), engine_of(folder / "fix.patch")
+    [test], engine = folder.glob("test_*.py"), engine_of(folder / REPORT)
     source = test.read_text(encoding="utf-8")
     nodes = list(ast.walk(ast.parse(source)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -67,12 +67,12 @@ def test_a_finding_needs_its_engine_and_torch_alone_and_is_registered_for_ci(fol
 def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> None:
     report = (folder / "report.md").read_text(encoding="utf-8")
     heads = [line for line in report.splitlines() if line.startswith("#")]
-    assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment"]
+    assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment", "## Patch"]
     parts = [report.find(f"\n**{part}**") for part in PARTS]
     assert -1 not in parts
     assert parts == sorted(parts)
     assert "\nSearched on 20" in report[parts[-1] :]
-    assert ENGINES[engine_of(folder / "fix.patch")].launch in report or "No public " in report
+    assert ENGINES[engine_of(folder / REPORT)].launch in report or "No public " in report
     assert f"]({folder.name}/report.md)" in INDEX.read_text(encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def test_a_patch_that_is_the_candidate_fix_is_made_of_it() -> None:
 
 
 def test_a_patch_is_compared_by_what_it_does(tmp_path: Path) -> None:
-    bug, patch = LEDGER["pipeline-mixed"], tmp_path / "fix.patch"
+    bug, patch = LEDGER["pipeline-mixed"], tmp_path / REPORT
     patch.write_text(ledger.fix_of(bug).replace("# Each of them gets", "# Each row gets"))
     assert ledger.says_the_same(bug, patch)
     patch.write_text(ledger.fix_of(bug).replace("last_prefill_chunk = True", "last_prefill_chunk = False"))
@@ -100,7 +100,7 @@ def finding(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("file", ["report.md", "fix.patch", "test_row_overflow.py"])
+@pytest.mark.parametrize("file", ["report.md", "test_row_overflow.py"])
 def test_a_folder_without_one_of_its_files_is_refused(process: Process, finding: Path, file: str) -> None:
     (finding / file).unlink()
     with pytest.raises(InputError, match=rf"{file} is not there\n  so:  upstream cannot take the finding\n  try: add the file"):
@@ -108,14 +108,14 @@ def test_a_folder_without_one_of_its_files_is_refused(process: Process, finding:
 
 
 def test_a_patch_that_does_not_apply_is_refused(process: Process, finding: Path) -> None:
-    patch = finding / "fix.patch"
+    patch = finding / REPORT
     patch.write_text(patch.read_text().replace("-        if page_size > 1", "-        if page_size > 2"))
     with pytest.raises(InputError, match=r"(?s)does not apply to the release: error: patch failed.*\n  so:  its test"):
         attempt(finding, process)
 
 
 def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
-    patch = finding / "fix.patch"
+    patch = finding / REPORT
     patch.write_text("--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-a\n+b\n")
     with pytest.raises(InputError, match=r"changes README\.md\n  so:  it cannot be applied"):
         changed(patch)
@@ -127,7 +127,7 @@ def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
         *long(
             (
                 "import sglang.srt.mem_cache.allocation_sizing; self.fail('always')",
-                r"does not pass with fix\.patch: 1 ran; failures",
+                r"does not pass with the patch: 1 ran; failures",
             )
         ),
         ("pass", r"imports no file that the patch changes"),
@@ -182,7 +182,7 @@ def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
     assert f"search, plain decode: {change.FOUND[plain]}: H" in out
     ran = said.read_text().splitlines()
     assert len(ran) == len(change.SEARCHES)
-    assert all(f"fuzz --patch {FINDINGS}/penalties/fix.patch --minutes 0.5" in line for line in ran)
+    assert all(f"fuzz --patch {FINDINGS}/penalties/report.md --minutes 0.5" in line for line in ran)
 
 
 def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPa
     command.write_text('#!/bin/sh\necho \'{"error": "no engine"}\'\nexit 125\n')
     command.chmod(0o755)
     monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
-    results = list(change.searched(ledger.wanted()["penalties"], tmp_path / "fix.patch", 0.1))
+    results = list(change.searched(ledger.wanted()["penalties"], tmp_path / REPORT, 0.1))
     assert [code for _, code in results] == [125, 125, 125]
     assert "no engine" in results[0][0]
 

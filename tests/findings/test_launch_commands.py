@@ -14,7 +14,7 @@ import pytest
 from eagletwin.harness.core.run_spec import ENGINES
 
 from ..upstream.attempt import package
-from .attempt import engine_of, folders, root_of
+from .attempt import REPORT, engine_of, folders, root_of
 
 READ = {"int": int, "float": float}
 OPTIONAL = re.compile(r"Optional\[(.*)\]$")
@@ -123,13 +123,13 @@ def sources() -> Sources:
     return Sources(flags, (srt / "environ.py").read_text(encoding="utf-8"))
 
 
-OF_ENGINE = {engine: [one for one in folders() if engine_of(one / "fix.patch") == engine] for engine in ENGINES}
+OF_ENGINE = {engine: [one for one in folders() if engine_of(one / REPORT) == engine] for engine in ENGINES}
 
 
 @pytest.mark.parametrize("folder", OF_ENGINE["vllm"], ids=lambda folder: folder.name)
 def test_flags_of_a_report_are_vllm_s(folder: Path) -> None:
     """Those of its sources, and keys of --speculative-config that its configuration has."""
-    report = (folder / "report.md").read_text(encoding="utf-8")
+    report, _, _ = (folder / REPORT).read_text(encoding="utf-8").partition("\n## Patch\n")
     root = root_of("vllm") / "vllm"
     known = set(re.findall(r'"(--[a-z][\w-]+)"', (root / "engine/arg_utils.py").read_text(encoding="utf-8")))
     assert len(known) > 100
@@ -142,7 +142,7 @@ def test_flags_of_a_report_are_vllm_s(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", OF_ENGINE["sglang"], ids=lambda folder: folder.name)
 def test_flags_of_a_report_are_sglang_s(folder: Path) -> None:
-    report = (folder / "report.md").read_text(encoding="utf-8")
+    report, _, _ = (folder / REPORT).read_text(encoding="utf-8").partition("\n## Patch\n")
     commands = [block for block in BLOCK.findall(report) if LAUNCH in block]
     assert [wrong for command in commands for wrong in sources().wrong(command)] == []
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", report)) <= sources().flags.keys()

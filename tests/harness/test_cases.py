@@ -32,8 +32,7 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.core.errors import InputError, run_guarded
 from eagletwin.harness.core.patch import read_patch
-from eagletwin.harness.families.traces import read_trace
-from eagletwin.harness.families.valid import check_case, decode_case, read_case
+from eagletwin.harness.families.valid import check_case, decode_case, read_case, read_trace
 
 from ..rows import rows
 

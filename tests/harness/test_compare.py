@@ -52,7 +52,7 @@ from eagletwin.harness.core.trace import HEADER, Recorder, Trace, new_header, wr
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.traces import strangers_trace
+from eagletwin.harness.families.valid import strangers_trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff

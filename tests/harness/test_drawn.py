@@ -40,8 +40,8 @@ from eagletwin.harness.core.grammar import writes
 from eagletwin.harness.core.run_spec import CPU, Mode, RunSpec
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions.grammar import grammars
+from eagletwin.harness.families.mimo_v2 import ENDING
 from eagletwin.harness.families.valid import check_case, decode_case, not_driven, not_in_stages, not_on_ranks
-from eagletwin.harness.families.windows import ENDING
 from eagletwin.harness.judge.request_logits import first_impossible
 from eagletwin.reference.sizes import reserved_slots
 

@@ -18,7 +18,7 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
-from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import read_trace
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.judge import judge
 

@@ -63,16 +63,36 @@ def shorter(why: str) -> str:
 
 # Answers about entries of the ledger, as one file of JSON lines.
 #
-# A line has one answer and all subjects (releases, or models) that gave it: 1,800 answers take 70 kB, and a new one changes few
-# lines. One run at a time may write a file.
+# The first line has all subjects (releases, or models), each other line one entry: its answers, and the subjects of each. Where
+# that is shorter, one answer names the subjects that have none. 1,800 answers take 40 kB, and a new one changes few lines. One
+# run at a time may write a file.
 
 
-class AnswerLine(Struct, frozen=True):
-    """One answer about an entry. of: the releases or models that gave it"""
+class Answer(Struct, frozen=True, omit_defaults=True, array_like=True):
+    """One answer about an entry.
+
+    own  its fields that other answers do not share
+    of   the subjects that gave it; None: those that the line does not name
+    but  subjects that gave no answer, of an answer without `of`
+    """
+
+    own: dict[str, Any]
+    of: str | None = None
+    but: str = ""
+
+
+class EntryLine(Struct, frozen=True, omit_defaults=True):
+    """All answers about an entry. all: the fields that these have in common"""
 
     entry: str
-    of: tuple[str, ...]
-    answer: Any
+    all: dict[str, Any]
+    answers: tuple[Answer, ...]
+
+
+class Subjects(Struct, frozen=True):
+    """The first line."""
+
+    subjects: str
 
 
 def read_answers(file: Path, kind: Any, consequence: str) -> dict[str, dict[str, Any]]:
@@ -82,28 +102,43 @@ def read_answers(file: Path, kind: Any, consequence: str) -> dict[str, dict[str,
     if not file.exists():
         return found
     try:
-        lines = msgspec.json.Decoder(AnswerLine).decode_lines(file.read_bytes())
-        answers = [msgspec.convert(line.answer, kind) for line in lines]
-    except (msgspec.MsgspecError, OSError) as error:
+        first, *rest = file.read_bytes().splitlines()
+        subjects = msgspec.json.decode(first, type=Subjects).subjects.split()
+        for line in (msgspec.json.decode(one, type=EntryLine) for one in rest):
+            named = {subject for one in line.answers for subject in f"{one.of or ''} {one.but}".split()}
+            for one in line.answers:
+                answer = msgspec.convert(line.all | one.own, kind)
+                of = [subject for subject in subjects if subject not in named] if one.of is None else one.of.split()
+                for subject in of:
+                    found.setdefault(subject, {})[line.entry] = answer
+    except (msgspec.MsgspecError, OSError, ValueError) as error:
         raise InputError(f"{file}: {error}", consequence=consequence, remedy="remove the file") from error
-    for line, answer in zip(lines, answers, strict=True):
-        for subject in line.of:
-            found.setdefault(subject, {})[line.entry] = answer
     return found
 
 
 def write_answers(file: Path, answers: Mapping[str, Mapping[str, Struct]]) -> None:
     """Write them, in place of the file. Answers must be frozen structs without a list or dict."""
-    lines: dict[str, dict[Struct, list[str]]] = {}
+    found: dict[str, dict[Struct, list[str]]] = {}
     for subject, by_entry in answers.items():
         for entry, answer in by_entry.items():
-            lines.setdefault(entry, {}).setdefault(answer, []).append(subject)
-    encoded = [
-        AnswerLine(entry, tuple(subjects), answer)
-        for entry, by_answer in sorted(lines.items())
-        for answer, subjects in by_answer.items()
-    ]
+            found.setdefault(entry, {}).setdefault(answer, []).append(subject)
+    lines = [_entry_line(entry, by_answer, list(answers)) for entry, by_answer in sorted(found.items())]
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.Encoder().encode_lines(encoded))
+    partial.write_bytes(msgspec.json.Encoder().encode_lines([Subjects(" ".join(answers)), *lines]))
     partial.replace(file)
+
+
+def _entry_line(entry: str, by_answer: Mapping[Struct, Sequence[str]], subjects: Sequence[str]) -> EntryLine:
+    fields = [msgspec.to_builtins(answer) for answer in by_answer]
+    common = {name: value for name, value in fields[0].items() if all(each.get(name) == value for each in fields)}
+    own = [{name: value for name, value in each.items() if name not in common} for each in fields]
+    names = [" ".join(of) for of in by_answer.values()]
+    answered = {subject for of in by_answer.values() for subject in of}
+    but = " ".join(subject for subject in subjects if subject not in answered)
+    rest = max(names, key=len)
+    shorter = len(but) < len(rest)
+    answers = (
+        Answer(each, None, but) if of == rest and shorter else Answer(each, of) for each, of in zip(own, names, strict=True)
+    )
+    return EntryLine(entry, common, tuple(answers))

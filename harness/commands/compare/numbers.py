@@ -33,7 +33,7 @@ def comparison_text(result: Comparison, lines: int) -> str:
 
 def compare_runs(left: str, right: str, lines: int) -> int:
     """Compare two run folders number for number. Raises InputError."""
-    from eagletwin.harness.families.traces import strangers_trace
+    from eagletwin.harness.families.valid import strangers_trace
 
     return _report([strangers_trace(Path(left)), strangers_trace(Path(right))], (left, right), lines)
 

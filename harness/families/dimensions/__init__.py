@@ -54,7 +54,7 @@ GENERAL: dict[str, str] = {
 # away in this order: what a later one does may depend on an earlier one. A file that is not in this list comes after those
 # that are, in the order of names.
 _ORDER = """
-model requests sampling stream min_p logit_bias processor logprobs penalties hidden_states min_new_tokens grammar events session
+model requests sampling stream min_p logit_bias logprobs penalties hidden_states min_new_tokens grammar events session
 samples adapters cache prefill adaptive plain_decode draft_window tree sizes
 """.split()  # noqa: SIM905
 

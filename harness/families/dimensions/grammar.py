@@ -16,7 +16,7 @@ from eagletwin.harness.core.grammar import aborted_unread, rules_of, writes
 from eagletwin.reference.grammar import left_recursive, reaching
 
 from .dimension import Refusal, of_requests, of_settings, st
-from .processor import SEEDS
+from .logit_bias import SEEDS
 
 _LETTERS, _RULES = "abcd", "ABC"
 _DEEP = 3

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.mimo_v2 import ENDING
 from eagletwin.harness.families.recipe import Recipe
-from eagletwin.harness.families.windows import ENDING
 
 from .dimension import Dimension, Refusal, on_one_rank, with_requests
 

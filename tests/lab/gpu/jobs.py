@@ -24,8 +24,7 @@ from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.blocks import FOLDER
 from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply
-from eagletwin.harness.families.traces import read_trace
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import check_case, read_trace
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 

@@ -11,8 +11,8 @@ from packaging.version import InvalidVersion, Version
 from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.ledger import hybrid_keys, pr_33758, prefill_graph, trees, windows
-from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.cases.ledger.retracted_chunk_tail import ENTRY as RETRACTED
+from eagletwin.cases.ledger.multi_layer import ALL_LAYERS
+from eagletwin.cases.ledger.retracted import CHUNK_TAIL as RETRACTED
 from eagletwin.cases.ledger.standalone import KEYS
 from eagletwin.cases.reach import why_unreachable
 from eagletwin.cases.strategies import VALUES, Focus, cases, greedy_cases, rejects, sampling_cases

@@ -38,7 +38,7 @@ from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source
-from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import read_trace
 from eagletwin.harness.judge.judge import judge
 
 from .corpus import Known

@@ -1,7 +1,7 @@
 """SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.
 
 An import of MiMo-V2 takes a second or more, so the zygote makes it once, before it forks the first engine that needs it; but
-SGLang's Step3p5MTP has the name of a class in served/mtp.py, so classes are registered by boot.py in the process of one
+SGLang's Step3p5MTP has the name of a class in served/llama.py, so classes are registered by boot.py in the process of one
 configuration. Seen on 0.5.23.
 """
 
