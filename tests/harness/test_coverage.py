@@ -155,7 +155,7 @@ def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_sta
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_search_stays_where_a_rare_statement_runs(known: bool) -> None:
-    measurement = Measured([[("model", "llama-mtp")], [("model", "llama-tiny")] * 9], {"rare": 0b01}) if known else UNMEASURED
+    measurement = Measured([[("model", "llama-mtp")], *[[("model", "llama-tiny")]] * 9], {"rare": 1}) if known else UNMEASURED
     steering, ran = Steering(0, SearchOptions().constraints, measurement), list[bool]()
     for block in islice(steering.blocks(), 60):
         ran.append(block.focus.model == "llama-mtp")
