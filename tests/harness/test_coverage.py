@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.blocks import BLOCK
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz import coverage
-from eagletwin.harness.commands.fuzz.coverage import Coverage, Measured, change_in, measured_of
+from eagletwin.harness.commands.fuzz.coverage import UNMEASURED, Coverage, Measured, change_in, measured_of
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.files import installed_version
@@ -150,3 +151,16 @@ def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_sta
     steering = Steering(0, SearchOptions().constraints, measured_of(INSTALLED.root, None, [name]))
     first = [RECIPES[block.focus.model].target.states > 0 for block in islice(steering.blocks(), 20)]
     assert sum(first) >= 12  # two of twenty by their numbers
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_search_stays_where_a_rare_statement_runs(known: bool) -> None:
+    measurement = Measured([[("model", "llama-mtp")], *[[("model", "llama-tiny")]] * 9], {"rare": 1}) if known else UNMEASURED
+    steering, ran = Steering(0, SearchOptions().constraints, measurement), list[bool]()
+    for block in islice(steering.blocks(), 60):
+        ran.append(block.focus.model == "llama-mtp")
+        for case in [block.probe] * BLOCK:
+            steering.add(case, ["rare"] if ran[-1] else [], block.number)
+    assert sum(ran[20:]) >= 0.6 * len(ran[20:])  # one of eleven by their numbers, and half at most where its own blocks count
+    assert not all(ran[20:])
+    assert ran[0] or not known

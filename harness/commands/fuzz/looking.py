@@ -79,10 +79,10 @@ class BlockRunner:
     def __init__(self, matcher: KnownBugMatcher, plan: Plan) -> None:
         self._matcher, self._plan = matcher, plan
 
-    def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
-        """The cases of a block, as they are run. Those that the search begins with come before block 0, which a change directs
-        to the first place. earlier: what came of the first of them elsewhere; these are not run again."""
-        if number == 0:
+    def block(self, number: int, earlier: Sequence[CaseSeen] = (), *, first: bool = False) -> Iterator[CaseSeen | Unstarted]:
+        """The cases of a block, as they are run. first: after those that the search begins with. earlier: what came of the
+        first of them elsewhere; these are not run again."""
+        if first:
             yield from self._first({seen.case for seen in earlier if seen.block == NO_BLOCK})
         yield from self.run(
             block_of(self._plan.seed, number, self._plan.asked), [seen for seen in earlier if seen.block == number]

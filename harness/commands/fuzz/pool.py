@@ -275,7 +275,7 @@ class BlockPool:
         """Take the block that is run here next; False: there is none that may be run yet."""
         place = self._take(here=True)
         if place >= 0:
-            self._here = place, self._looking.block(self._order.number(place), self._earlier(place))
+            self._here = place, self._looking.block(self._order.number(place), self._earlier(place), first=not place)
         return place >= 0
 
     def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
@@ -353,7 +353,7 @@ class BlockPool:
 
     def _run_block(self, link: Link, place: int) -> None:
         """Have a worker run a block. Raises if the worker ends before the block is over."""
-        for line in link.run(encode_line(BlockJob(self._order.number(place), self._earlier(place)))):
+        for line in link.run(encode_line(BlockJob(self._order.number(place), self._earlier(place), first=not place))):
             answer = read_answer(line)
             if isinstance(answer, BlockOver):
                 self._done += 1

@@ -36,10 +36,12 @@ class Terms(Struct, frozen=True):
 
 
 class BlockJob(Struct, frozen=True):
-    """A block to run. earlier: results of its first cases, where another worker ended over it."""
+    """A block to run. earlier: results of its first cases, where another worker ended over it; first: whether those that the
+    search begins with come before."""
 
     block: int
     earlier: tuple[CaseSeen, ...] = ()
+    first: bool = False
 
 
 class BlockOver(Struct, frozen=True, tag=True):
@@ -95,7 +97,7 @@ class Worker:
         """The answers to a job, as they come."""
         wanted = msgspec.json.decode(job, type=BlockJob)
         try:
-            for seen in self._blocks().block(wanted.block, wanted.earlier):
+            for seen in self._blocks().block(wanted.block, wanted.earlier, first=wanted.first):
                 yield encode_line(seen)
             yield encode_line(BlockOver())
         except EagletwinError as error:
