@@ -11,17 +11,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as replace_fields
 
-from eagletwin.harness.core.case import AttentionBackend, Case, EngineSettings, Event, ModelRunner, Request, Sampling
+from eagletwin.harness.core.case import Case, EngineSettings, Event, ModelRunner, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, Engine, Mode
 from eagletwin.harness.families import RECIPES, family_of, runs_on
 from eagletwin.harness.families.adapters import takes_adapters
+from eagletwin.harness.families.dimensions import DIMENSIONS
 from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
@@ -188,12 +189,8 @@ _THINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((_REJECTION, *(name for name in REQUEST_OPTIONS if name != IN_STEP)), (True,)),
 }
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
-_PRODUCTION, _OFTEN, _PREFILL = 3 / 4, 7 / 8, 1 / 8  # of all blocks; of those in production
-# What graphs are captured for: sizes to which most batches are padded, too
-GRAPHS: tuple[tuple[int, ...], ...] = ((1, 2, 4), (2, 4), (1, 2, 3), (4,))
-PREFILL_GRAPHS = (16, 64)
-BACKENDS = get_args(AttentionBackend)[1:]  # of attention, beside the usual one
-_BACKEND = 0.5  # of all blocks, where another backend of attention is drawn, too
+_PRODUCTION = 3 / 4  # of all blocks
+_LAUNCHED = sorted((one for one in DIMENSIONS.values() if one.values), key=lambda one: -one.share)
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
@@ -341,8 +338,7 @@ class SearchConstraints:
               aborts between the two, unless requests are to ask for something
     stages, engine  as in Block
     production  whether most blocks have graphs, overlap and the branches of CUDA
-    beside    recipes that are drawn though no search has them unless it is asked for; and backends of attention, which half of
-              all blocks have then
+    beside    recipes that are drawn though no search has them unless it is asked for
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -468,25 +464,18 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
 
 
 def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str, Any]]:
-    """How a block may be launched, what is drawn for it first: three in four as users do. Then all together, each alone, and
-    none, for a search that wants one, or what one of them excludes."""
+    """How a block may be launched, what is drawn for it first: three in four as users do. Then what most of them have of that,
+    all together, each alone, and none, for a search that wants one, or what one of them excludes."""
     if not asked.production:
         return [{}]
     random = Random(f"{seed} {number} production")
-    drawn: dict[str, Any] = {}
-    if random.random() < _PRODUCTION:
-        drawn = {
-            "graphs": random.choice(GRAPHS),
-            "overlap": random.random() < _OFTEN,
-            "cuda_branches": random.random() < _OFTEN,
-        }
-        drawn |= {"prefill_graphs": PREFILL_GRAPHS} if random.random() < _PREFILL else {}
-    if (beside := [name for name in asked.beside if name not in RECIPES]) and random.random() < _BACKEND:
-        drawn |= {"attention_backend": random.choice(beside)}
-    whole = {"graphs": GRAPHS[0], "overlap": True, "cuda_branches": True}
-    backends = [{"attention_backend": name} for name in BACKENDS]
-    more = [whole | one for one in ({"prefill_graphs": PREFILL_GRAPHS}, *backends)]
-    return [drawn, whole, *more, *({name: value} for name, value in whole.items()), *backends, {}]
+    as_users_do = random.random() < _PRODUCTION
+    drawn = {one.name: random.choice(one.values) for one in _LAUNCHED if as_users_do and random.random() < one.share}
+    whole = {one.name: one.values[0] for one in _LAUNCHED if one.share > 1 / 2}
+    rest = [{one.name: value} for one in _LAUNCHED if one.name not in whole for value in one.values]
+    most = {name: value for name, value in drawn.items() if name in whole}
+    alone = ({name: value} for name, value in whole.items())
+    return [drawn, most, whole, *(whole | one for one in rest), *alone, *rest, {}]
 
 
 def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:

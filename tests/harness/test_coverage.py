@@ -116,7 +116,7 @@ def test_a_search_says_first_what_is_changed_and_where_it_begins(tmp_path: Path)
         ({"a": 0b0001}, (), "float32"),  # a model that each search draws
         ({"a": 0b0011}, (), "float32"),  # it runs this, too
         ({"a": 0b0010, "b": 0b0001}, ("deepseek-dsa",), "float32"),
-        ({"a": 0b1010}, ("deepseek-dsa", "fa3"), "float32"),
+        ({"a": 0b1010}, (), "float32"),  # FlashAttention, which each search draws
         ({"a": 0b0100}, ("deepseek-v4",), "bfloat16"),
         ({"a": 0b0100, "b": 0b0001}, (), "float32"),  # one search has one data type
     ],

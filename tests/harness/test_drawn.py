@@ -56,7 +56,7 @@ def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_six_cycles(se
     blocks_of_it = [block_of(seed, number, SearchConstraints(production=True)) for number in range(6 * 47)]
     probes = [block.probe for block in blocks_of_it]
     # a third of the blocks with grammars has the one: the test below; the other takes a core a rank, and is asked for alone
-    apart = {"grammar backend", "DP attention", "sparse attention", "compressed rows", "FlashAttention"}
+    apart = {"grammar backend", "DP attention", "sparse attention", "compressed rows"}
     assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {topic.words for topic in TOPICS} - apart
     # a thing that few recipes have may take the turn of another
     wanted = {name for name, recipe in RECIPES.items() if not family_of(recipe).asked_for}
@@ -237,7 +237,7 @@ def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
     seen = {name for block in drawn if not not_in_stages(block.probe, 2) for name in topics_of(block.probe)}
     assert not seen & alone
     asked = {name for block in drawn for name in topics_of(block.probe) if not_in_stages(block.probe, 2)}
-    assert alone - {"aborts inside a step", "DP attention", "sparse attention", "compressed rows", "FlashAttention"} <= asked
+    assert alone - {"aborts inside a step", "DP attention", "sparse attention", "compressed rows"} <= asked
 
 
 def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_are_drawn() -> None:

@@ -17,7 +17,6 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import INSTALLED
-from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import runs_in
 
 from .mutants.corpus import FIELDS, gather_blocks
@@ -28,7 +27,7 @@ _PART = 12  # blocks of a search that one process runs
 def coverage(
     blocks: Annotated[int, typer.Option(min=2, help="Blocks of a default search.")] = 240,
     asking: Annotated[int, typer.Option(min=0, help="Blocks of a search for each thing that requests may ask for.")] = 1,
-    rare: Annotated[int, typer.Option(min=0, help="Blocks of each recipe and backend that no other search draws.")] = 12,
+    rare: Annotated[int, typer.Option(min=0, help="Blocks of each recipe that no other search draws.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
     at_once: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     write: Annotated[Path, typer.Option(help="The file.")] = FILE,
@@ -56,12 +55,9 @@ class Part(NamedTuple):
         name, mode = self.told, mode_for(self.told)
         if name not in RARE.values():
             return SearchConstraints(asks=(name,) if name else (), production=True)
-        held = {"model": name} if name in RECIPES else {}
-
-        def wanted(probe: Case) -> bool:
-            return runs_in(probe, mode) and not {*RARE}.isdisjoint(settings_of(probe))
-
-        return SearchConstraints(held=held, wanted=wanted, production=True, beside=(name,))
+        return SearchConstraints(
+            held={"model": name}, wanted=lambda probe: runs_in(probe, mode), production=True, beside=(name,)
+        )
 
 
 def measure(part: Part) -> list[tuple[Case, dict[str, list[Block]]]]:

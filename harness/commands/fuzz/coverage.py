@@ -17,7 +17,7 @@ from functools import cache
 from itertools import chain, combinations
 from math import log
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.strategies import SMALL_TREE, TOPKS
 from eagletwin.cases.strategies import VALUES as FOCUS_VALUES
-from eagletwin.harness.core.case import AttentionBackend, Case, Request
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import CPU, Mode
@@ -180,10 +180,9 @@ _MANY = 12  # functions that name one: a name that more have is no function's ow
 
 Setting = tuple[str, object]
 
-# What a search draws only where it is asked for, as a setting of cases: the name by which it is asked for.
+# Recipes that a search draws only where they are asked for, as a setting of cases: the name by which they are asked for.
 RARE: Mapping[Setting, str] = {
-    **{("model", name): name for name, one in RECIPES.items() if family_of(one).asked_for and runs_on(one, "sglang")},
-    **{("attention_backend", name): name for name in get_args(AttentionBackend) if name != CPU.attention},
+    ("model", name): name for name, one in RECIPES.items() if family_of(one).asked_for and runs_on(one, "sglang")
 }
 
 

@@ -14,7 +14,6 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import CPU, DEFAULT_ENGINE, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
-from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import runs_in
 
 from ..options import MAX_CASES, MINUTES, SHRINK_MINUTES, nothing_run
@@ -141,7 +140,7 @@ class SearchOptions:
     @property
     def drawn_too(self) -> str:
         """What a change has added, as the end of a sentence."""
-        dtype = f" in {self.run.mode.dtype}" if set(self.beside) & {*RECIPES} and self.run.mode.dtype != CPU.dtype else ""
+        dtype = f" in {self.run.mode.dtype}" if self.run.mode.dtype != CPU.dtype else ""
         return f"; with {' and '.join(self.beside)}{dtype}, which run it" if self.beside else ""
 
     def _probe_filter(self) -> Callable[[Case], bool]:

@@ -65,6 +65,8 @@ class Dimension:
     draw      a value for a request, of a model with so many tokens; draw_case: for a whole case, each step of which is to be
               admitted; settle: a request after everything else is drawn
     of_prompt whether it asks for something of the prompt, so that a request may ask for nothing else
+    values    of a setting with which users launch the engine: those that a search draws; share: of the blocks that are launched
+              as users do, how many have one
     message   fields of the message that hands a request to SGLang's scheduler; arguments: of ServerArgs, for such a case
     """
 
@@ -88,6 +90,8 @@ class Dimension:
     draw_case: "Callable[[st.DrawFn, Case, Has], Case] | None" = None
     settle: Callable[[Case, Request, int], Request] | None = None
     of_prompt: bool = False
+    values: tuple[Any, ...] = ()
+    share: float = 0.0
     message: Callable[[Request], Mapping[str, Any]] = _nothing
     arguments: Callable[[Case], Mapping[str, Any]] = _nothing
 

@@ -1,8 +1,9 @@
 """How users run SGLang and a CPU does not by itself: CUDA graphs, overlap, the branches behind `.is_cuda`, DP attention."""
 
 from collections.abc import Iterator
+from typing import Any, get_args
 
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import AttentionBackend, Case
 from eagletwin.harness.families import RECIPES, family_of
 
 from .dimension import Refusal, of_requests, of_settings, on_one_rank, with_settings
@@ -20,20 +21,39 @@ def _refusals(case: Case) -> Iterator[Refusal]:
 
 _ELSEWHERE = {"pp": "not tried", "tp": "not tried"}
 _PREFILL = _ELSEWHERE | {"dp": "a part of such a graph uses what another part counted, and a tape is captured part by part"}
-PREFILL = of_settings("prefill_graphs", "CUDA graphs of prefill", key="prefill-graphs", kind=True, modes=_PREFILL)
+PREFILL = of_settings(
+    "prefill_graphs",
+    "CUDA graphs of prefill",
+    key="prefill-graphs",
+    kind=True,
+    modes=_PREFILL,
+    values=((16, 64),),
+    share=1 / 8,
+)
 GRAPHS = of_settings(
     "graphs",
     "CUDA graphs",
     key="graphs",
     kind=True,
+    values=((1, 2, 4), (2, 4), (1, 2, 3), (4,)),  # sizes to which most batches are padded, too
+    share=1,
     modes=_ELSEWHERE,
     without=lambda case: iter([with_settings(case, graphs=(), prefill_graphs=())]),
     simpler=lambda case: iter([with_settings(case, graphs=(size,)) for size in case.engine.sglang.graphs[::-1]][:-1]),
     refusals=_refusals,
 )
-OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", modes=_ELSEWHERE)
-BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", modes=_ELSEWHERE)
-ATTENTION = of_settings("attention_backend", "FlashAttention", key="flash-attention", modes=_ELSEWHERE)
+_OFTEN: dict[str, Any] = {"modes": _ELSEWHERE, "values": (True,), "share": 7 / 8}
+OVERLAP = of_settings("overlap", "overlap scheduler", key="overlap", **_OFTEN)
+BRANCHES = of_settings("cuda_branches", "branches of CUDA", key="cuda-branches", **_OFTEN)
+_BACKENDS = get_args(AttentionBackend)[1:]  # beside the usual one
+ATTENTION = of_settings(
+    "attention_backend",
+    "FlashAttention",
+    key="flash-attention",
+    modes=_ELSEWHERE,
+    values=_BACKENDS,
+    share=1 / 2,  # a quarter in the end: the rest has a draft window, or a model that it does not run
+)
 
 
 def _of_ranks(case: Case) -> Iterator[Refusal]:
