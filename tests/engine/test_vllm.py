@@ -399,6 +399,20 @@ def test_requests_that_sample_are_equal(run: Run, settings: dict[str, Any]) -> N
     assert trace.header.fallbacks == ()
 
 
+def test_a_preempted_request_of_no_seed_is_given_another(run: Run) -> None:
+    """One that asks for a seed keeps it."""
+    case = case_of("llama-tiny", "v2", 30, 30, 30, chunk=128, num_gpu_blocks=6)
+    ways = zip(case.requests, (Sampling(seed=5), Sampling(), Sampling()), strict=True)
+    trace, verdict = run(replace(case, requests=tuple(replace(one, sampling=way) for one, way in ways)))
+    assert verdict.status == "equal", verdict
+    seeds: dict[str, set[int]] = {}
+    for record in stages(trace, "verify"):
+        seeds.setdefault(record.request, set()).add(record.numbers["seed"])
+    again = {record.request for record in stages(trace, "prefill") if record.round}
+    assert again - {"a"}
+    assert {name: len(of) for name, of in seeds.items()} == {name: 1 + (name in again - {"a"}) for name in "abc"}
+
+
 OF_SAMPLING: dict[str, tuple[Edit, str]] = {
     "coins and noise of another place": (
         Edit(

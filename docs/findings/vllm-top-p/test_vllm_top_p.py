@@ -9,8 +9,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
+from vllm.triton_utils import triton
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton
 
@@ -27,7 +27,7 @@ class Row(int):
         return self
 
 
-interpreter.range = lambda *bounds: map(Row, range(*bounds))
+triton.runtime.interpreter.range = lambda *bounds: map(Row, range(*bounds))
 
 
 def _kept(spread):
