@@ -27,7 +27,7 @@ from eagletwin.harness.families.dimensions.cache import keeps_on_host
 from eagletwin.harness.families.dimensions.dimension import Dimension, get, put, tokens, with_requests, with_settings
 from eagletwin.harness.families.dimensions.session import keeps_sessions
 from eagletwin.harness.families.mimo_v2 import ENDING
-from eagletwin.harness.families.valid import VLLM_BLOCK, admits, runs_in
+from eagletwin.harness.families.valid import VLLM_BLOCK, VLLM_HOTTEST, admits, runs_in
 from eagletwin.reference.sizes import reserved_slots
 
 from .sample_cases import find_cases
@@ -366,6 +366,7 @@ def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
         enable_prefix_caching=settings.radix_cache,
         draft_sample_method="probabilistic" if settings.rejection_sampling else "greedy",
     )
+    case = with_requests(case, lambda request: put(request, "temperature", min(get(request, "temperature"), VLLM_HOTTEST)))
     if settings.rejection_sampling:
         case = with_requests(case, lambda request: put(request, "top_k", 0) if get(request, "top_k") == 1 else request)
     kept = tuple(event for event in case.events if event.kind == "abort" and not event.step)

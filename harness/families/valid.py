@@ -94,6 +94,7 @@ def _not_on_sglang(case: Case, mode: Mode) -> str:  # noqa: ARG001
 
 
 VLLM_BLOCK = 16  # rows of the smallest block of vLLM's Triton attention
+VLLM_HOTTEST = 2  # temperature that its SamplingParams takes
 # What a request may ask for there.
 _ASKED_OF_VLLM = ("id", "prompt", "max_new_tokens", "arrive", "after", "stop", "sampling", "penalties", "logit_bias")
 
@@ -143,6 +144,8 @@ def _not_on_vllm(case: Case, mode: Mode) -> str:
 def _not_sampled_by_vllm(case: Case, sampling: Sampling) -> str:
     if case.vllm.model_runner == "v1":
         return "not driven with model runner V1 yet; use V2"
+    if sampling.temperature > VLLM_HOTTEST:
+        return f"it refuses a temperature over {VLLM_HOTTEST}"
     if sampling.min_p and sampling.top_p < 1:
         return "it cuts by min_p before it cuts by top_p, and SGLang after; give one of them"
     if case.rejection_sampling and (sampling.top_k == 1 or RECIPES[case.model].draft_vocab_size is not None):

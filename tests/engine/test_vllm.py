@@ -398,6 +398,20 @@ def test_requests_that_sample_are_equal(run: Run, settings: dict[str, Any]) -> N
     assert trace.header.fallbacks == ()
 
 
+def test_a_preempted_request_of_no_seed_is_given_another(run: Run) -> None:
+    """One that asks for a seed keeps it."""
+    case = case_of("llama-tiny", "v2", 30, 30, 30, chunk=128, num_gpu_blocks=6)
+    ways = zip(case.requests, (Sampling(seed=5), Sampling(), Sampling()), strict=True)
+    trace, verdict = run(replace(case, requests=tuple(replace(one, sampling=way) for one, way in ways)))
+    assert verdict.status == "equal", verdict
+    seeds: dict[str, set[int]] = {}
+    for record in stages(trace, "verify"):
+        seeds.setdefault(record.request, set()).add(record.numbers["seed"])
+    again = {record.request for record in stages(trace, "prefill") if record.round}
+    assert again - {"a"}
+    assert {name: len(of) for name, of in seeds.items()} == {name: 1 + (name in again - {"a"}) for name in "abc"}
+
+
 OF_SAMPLING: dict[str, tuple[Edit, str]] = {
     "coins and noise of another place": (
         Edit(
@@ -460,8 +474,10 @@ def changed(case: Case) -> Case:
     return replace(case, requests=tuple(replace(request, **way) for request, way in ways))
 
 
-def test_penalties_and_biases_are_those_of_plain_decode(run: Run) -> None:
-    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)))
+@pytest.mark.parametrize("way", [lambda case: case, sampled], ids=["greedy", "sampled"])
+def test_penalties_and_biases_are_those_of_plain_decode(run: Run, way: Callable[[Case], Case]) -> None:
+    """Requests that sample are cut after them."""
+    _, verdict = run(way(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64))))
     assert verdict.status == "equal", verdict
     assert "penalized" in verdict.exercised
 
@@ -493,6 +509,13 @@ def test_steps_that_are_scheduled_ahead_are_equal(run: Run, case: Case) -> None:
     trace, verdict = run(case)
     assert verdict.status == "equal", verdict
     assert any("async_scheduling" in shim for shim in trace.header.engine.shims)
+
+
+def test_a_request_that_is_aborted_before_its_first_step_is_over_leaves_its_rows_to_the_cache(run: Run) -> None:
+    case = replace(prefixes("v2", async_scheduling=True), events=(Event(at=1, kind="abort", request="a"),))
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert "a" not in begins(trace)
 
 
 def test_drafts_that_reach_another_request_are_named_with_async_scheduling(run: Run) -> None:
@@ -716,6 +739,10 @@ REFUSED = {
     "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
     "sampling": (sampled(case_of("llama-tiny", "v1", 9)), "not driven with model runner V1"),
     "async": (case_of("llama-tiny", "v1", 9, async_scheduling=True), "async_scheduling with model runner V1"),
+    "temperature": (
+        replace(_CASE, requests=(replace(_CASE.requests[0], sampling=Sampling(temperature=3)),)),
+        "it refuses a temperature over 2",
+    ),
     "stream": (replace(_CASE, requests=(replace(_CASE.requests[0], stream=True),)), "stream of request 'a' on vLLM"),
     "room": (
         replace(

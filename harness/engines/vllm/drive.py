@@ -99,7 +99,7 @@ class CoreDrive:
         """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
         if not self.case.vllm.enable_prefix_caching:
             return
-        for name in self._taps.seen:  # of a request that is aborted before it runs there is nothing
+        for name in self._taps.recorded:  # of a request that is aborted before its first step is over there is nothing
             asked = self.case.request(name)
             tokens = [*asked.prompt, *self._answers[name].tokens]
             slots = self._blocks.prefix(self._engine_request(asked, tokens))

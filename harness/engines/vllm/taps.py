@@ -53,7 +53,8 @@ class _Drafted:
 
 @dataclass(slots=True)
 class _Sampled:
-    """What tokens were chosen from, a row for each node. logits, processed [n, V]: before and after what requests ask for;
+    """What tokens were chosen from, a row for each node. logits, processed [n, V]: with penalties and biases, before and after
+    temperature and cuts;
     drafts [requests, num_steps, V]: of the draft, where it draws; places [n] and seeds [requests]: what all choices are hashed
     from; ends [requests + 1]: each request's rows."""
 
@@ -115,12 +116,14 @@ class StepTaps:
         self._case, self._recorder, self._reached, self._blocks = case, recorder, reached, blocks
         self._scheduler, self._drafter = core.scheduler, drafter
         self.seen: dict[str, None] = {}  # requests that had blocks, in their order
+        self.recorded: dict[str, None] = {}  # requests of which a chunk was recorded, in their order
         self._rounds: dict[str, int] = {}  # verified rounds of each request that decodes
         self._prefilling: set[str] = set()  # of those that were prefilled before, as after a preemption
         self._drafted: dict[str, _Drafted] = {}
         self._last: dict[tuple[str, str], Array] = {}  # rows of a request as they were recorded, by request and part
         self._forwards = self._batches = 0
         self._step, self._steps = _Step({}), deque[_Step]()  # the one that runs; those whose output nobody has seen
+        self._changed: Any = None  # logits of the step, with penalties and biases
         self._wraps = Wraps()
         self._taken = set[int]()  # blocks that a step gives to requests, whatever was in them
         self._wraps.method(core.scheduler, "schedule", self._around_schedule)
@@ -133,6 +136,7 @@ class StepTaps:
         if self._v2 and case.samples:
             self._wraps.method(runner.sampler, "sample", self._around_sample)
             self._wraps.method(runner.rejection_sampler, "_verify", self._around_verify)
+            self._wraps.method(runner.sampler.sampling_states, "apply_temperature", self._around_temperature)
         self._states: Any = runner.sampler.sampling_states if self._v2 else None
         if hasattr(drafter.model, "combine_hidden_states"):
             self._wraps.method(drafter.model, "combine_hidden_states", self._around_fc)
@@ -214,23 +218,28 @@ class StepTaps:
 
     def _around_sample(self, call: Call, logits: Any, *args: Any, **kwargs: Any) -> Any:
         """No request of the batch verifies drafts: one row each."""
-        kept, mapping, places = logits.clone(), args[1], args[3]
+        self._changed, mapping, places = logits.clone(), args[1], args[3]
         tokens, processed = call(logits, *args, **kwargs)
-        self._note_sampled(kept, processed, None, places, mapping, range(len(mapping) + 1))
+        self._note_sampled(processed, None, places, mapping, range(len(mapping) + 1))
         return tokens, processed
 
     def _around_verify(
         self, call: Call, logits: Any, drafts: Any, tokens: Any, places: Any, ends: Any, mapping: Any, *more: Any
     ) -> Any:
-        kept = logits.clone()
+        self._changed = logits.clone()
         result = call(logits, drafts, tokens, places, ends, mapping, *more)
-        self._note_sampled(kept, result[0], drafts, places, mapping, ends.tolist())
+        self._note_sampled(result[0], drafts, places, mapping, ends.tolist())
         return result
 
-    def _note_sampled(self, logits: Any, processed: Any, drafts: Any, places: Any, mapping: Any, ends: Sequence[int]) -> None:
+    def _around_temperature(self, call: Call, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """Left out where no request of the batch asks for anything."""
+        self._changed = logits.clone()
+        return call(logits, *args, **kwargs)
+
+    def _note_sampled(self, processed: Any, drafts: Any, places: Any, mapping: Any, ends: Sequence[int]) -> None:
         own = None if drafts is None else drafts[mapping.long()].clone()
         seeds = self._states.seeds.gpu[mapping.long()].tolist()
-        self._step.sampled = _Sampled(logits, processed.clone(), own, snapshot(places), seeds, [*ends])
+        self._step.sampled = _Sampled(self._changed, processed.clone(), own, snapshot(places), seeds, [*ends])
 
     def _around_sample_tokens(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """All is computed, and nobody has seen it yet."""
@@ -242,6 +251,7 @@ class StepTaps:
     def _around_update(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         for name, record in self._steps.popleft().records:
             if not name or name in self._scheduler.requests:
+                self.recorded |= {name: None} if name else {}
                 record()
         return call(*args, **kwargs)
 

@@ -43,6 +43,8 @@ class Samples(Rules):
         self._before: dict[str, list[float]] = {}  # request -> all coins of its round before
         self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
         self._seeds: dict[str, int] = {}  # request -> what its choices are hashed from, where they are by places
+        # where a request's choices may be hashed from another seed: it was prefilled again
+        self._again = {(one.request, one.round) for one in self._trace.header.records if one.stage == "prefill" and one.round}
         self._shared = 0  # single coins that are also coins of the round before, or of another request
 
     def first_token(self, place: Place, sampling: Sampling, logits: Array, token: int, index: str) -> None:
@@ -84,7 +86,8 @@ class Samples(Rules):
         """Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin
         of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed,
         its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24. An engine that hashes all
-        of them does so from the place of each node, and a seed of the request's own."""
+        of them does so from the place of each node, and a seed of the request's own: the one it asks for, or one that is drawn
+        whenever its prompt is computed."""
         sampling, place, rule = self._case.sampling_of(record.request), Place(record, "verify"), "verify.coins"
         if "places" in record.tensors and self._on:
             self._places(number, record)
@@ -134,6 +137,8 @@ class Samples(Rules):
         places = self._trace.integers(number, "places")
         self._compare.integers(place, rule, list(range(first, first + len(places))), places, "place of node", 0)
         asked = None if sampling is None else sampling.seed
+        if (record.request, record.round) in self._again:
+            self._seeds.pop(record.request, None)
         own = self._seeds.setdefault(record.request, seed if asked is None else asked)
         self._compare.integers(place, rule, [own], [seed], "seed of round", record.round)
         other = next((name for name, one in self._seeds.items() if one == seed and name != record.request), "")
