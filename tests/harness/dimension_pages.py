@@ -1,5 +1,5 @@
 """`python -m tests.harness.dimension_pages` writes what the dimensions say into documents: fields of requests, what a case may
-claim, the topics of a search, and what a bisection takes away."""
+claim, the topics of a search, what a bisection takes away, and how many recipes there are."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 from eagletwin.harness.commands.bisect.measure import FEATURES as TAKEN_AWAY
 from eagletwin.harness.commands.fuzz.coverage import TOPICS
 from eagletwin.harness.core.case import Sampling
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions import DIMENSIONS, FEATURES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +41,17 @@ def _bisect(text: str) -> str:
     return head + begins + table + ends + tail
 
 
-PAGES = {DOCS / "reference/case.md": _case, DOCS / "guide/fuzz.md": _fuzz, DOCS / "guide/bisect.md": _bisect}
+def _recipes(text: str) -> str:
+    return re.sub(r"^(\| models \| )\d+", rf"\g<1>{len(RECIPES)}", text, flags=re.MULTILINE)
+
+
+PAGES = {
+    DOCS / "reference/case.md": _case,
+    DOCS / "guide/fuzz.md": _fuzz,
+    DOCS / "guide/bisect.md": _bisect,
+    DOCS.parent / "README.md": _recipes,
+    DOCS / "reference/coverage.md": _recipes,
+}
 
 if __name__ == "__main__":
     for file, page in PAGES.items():

@@ -71,7 +71,7 @@ def test_a_new_bug_makes_the_documents_stale(monkeypatch: pytest.MonkeyPatch) ->
     bug = replace(bug, fixed="", last_bad="", hidden="", remedy=bug.revert, revert=None)
     for name in ("KNOWN", "_ALL"):
         monkeypatch.setattr(derived, name, (*getattr(derived, name), bug))
-    assert derived.stale(derived.documents()) == ["docs/guide/acceptance-fell.md", "docs/findings/README.md"]
+    assert derived.stale(derived.documents()) == ["docs/guide/acceptance-fell.md", "docs/findings/README.md", "README.md"]
     trees = derived.by_flags().partition("### Trees")[2].partition("###")[0]
     assert "| `1` | since 0.5.23 | topk > 1, and a Tuesday | `draft.positions` |  |" in trees
     assert "`1` (A new one)" in derived.by_harm()

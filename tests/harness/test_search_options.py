@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace as changed
 
+from eagletwin.cases import blocks
 from eagletwin.cases.blocks import block_of, cases_on
 from eagletwin.cases.ledger import LEDGER, case_of
 from eagletwin.cases.strategies import MODELS, ON_REQUEST, Focus
@@ -183,12 +184,20 @@ def test_all_requests_sample_in_the_way_that_is_chosen(
     assert {case.engine.sglang.rejection_sampling for case in cases} == rejects
 
 
+@pytest.fixture
+def fewer_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the drawings until a search gives up."""
+    monkeypatch.setattr(blocks, "_TRIES", 2000)
+
+
+@pytest.mark.usefixtures("fewer_tries")
 def test_two_features_that_no_case_has_are_named() -> None:
     options = SearchOptions(only=("llama-tiny", "trees", "rejection"), left_out=("stream",))
     with pytest.raises(InputError, match=r"no generated case has --only trees and --only rejection\n"):
         options.check()
 
 
+@pytest.mark.usefixtures("fewer_tries")
 def test_a_type_that_a_model_needs_is_named() -> None:
     with pytest.raises(InputError, match=r"no generated case has --only deepseek-v4\n(?s:.*)give --dtype bfloat16"):
         SearchOptions(only=("deepseek-v4",)).check()
