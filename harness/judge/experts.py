@@ -181,7 +181,8 @@ def _of_layers(
 
 def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: int) -> Routed:
     """What a trace says."""
-    found = Routed(bounds.tie, index_within(bounds), {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+    within = index_within(bounds, trace.header.engine.device)
+    found = Routed(bounds.tie, within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
     of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
     for number, record in enumerate(trace.header.records):
         names = [name for name in ("experts", "chosen") if name in record.tensors]
