@@ -130,9 +130,9 @@ def by_recording() -> str:
 
 
 def folder_of(bug: Known) -> str:
-    """The folder of a bug in docs/findings: entries that show one fault with 2 layers and with 3, or in a worker beside a call,
-    share it."""
-    return re.sub(r"-([23]|worker)$", "", bug.id)
+    """The folder of a bug in docs/findings: entries that show one fault with 2 layers and with 3, or in a worker or its graphs
+    beside a call, share it."""
+    return re.sub(r"-([23]|worker|graphs)$", "", bug.id)
 
 
 def by_harm() -> str:

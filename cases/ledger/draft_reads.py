@@ -20,14 +20,27 @@ column M + j - 1. The twin for HIP adds the step's number since 0.5.20.
 The batch keeps the committed length M while the chain grows, and each step's plan takes it as it is: the step's number is kept,
 and never read. So the indexer scores neither the step's own row nor those of the steps before. Before a CUDA graph is replayed,
 one plan is made for all steps. Up to 0.5.12.post1 the backend is called NSA. This is the probe, which asks each release for its
-plan; `dsa-draft-reads-worker` is a case, with SGLang's worker and scheduler on a CPU.
+plan; `dsa-draft-reads-worker` is a case, with SGLang's worker and scheduler on a CPU, `dsa-draft-reads-graphs` one in graphs.
 """
 
 from msgspec.structs import replace
 
 from eagletwin.harness.core.run_spec import FLASHMLA_PAGE
 
-from ..entry import Edit, EngineSettings, Entry, FunctionCall, Needs, OnCuda, Patch, Probe, Request, small_case, small_patch
+from ..entry import (
+    Edit,
+    EngineSettings,
+    Entry,
+    FunctionCall,
+    Needs,
+    OnCuda,
+    Patch,
+    Probe,
+    Request,
+    SGLangSettings,
+    small_case,
+    small_patch,
+)
 from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, kernel_inputs
 
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_mla_backend"
@@ -228,4 +241,21 @@ DSA_WORKER = Entry(
     ),
 )
 
-ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, DSA, DSA_WORKER)
+DSA_IN_GRAPHS = Entry(
+    id="dsa-draft-reads-graphs",
+    title="Draft decode chooses its own rows in a CUDA graph (DSA)",
+    rule="draft.selection",
+    buggy="0.5.9 -",
+    trigger="the DSA backend, num_steps >= 2, draft decode in a CUDA graph; on a CPU, by stand-ins for its kernels",
+    needs=Needs(graphs=True),
+    remedy=Patch(name="remedy-dsa-draft-reads-graphs", edits=(_DSA_EAGER[0], _DSA_GRAPHS)),
+    case=small_case(  # of a recipe that a GPU runs in bfloat16: more rows than its 128 chosen ones
+        Request(id="a", prompt=tuple((7 * n * n + 3 * n + 5) % 90 for n in range(150)), max_new_tokens=3),
+        model="deepseek-dsa-wide",
+        num_steps=3,
+        page_size=64,
+        sglang=SGLangSettings(graphs=(1, 2), max_total_tokens=1024),
+    ),
+)
+
+ENTRIES = (FLASHINFER, FLASHMLA, DSV4, DSV4_WORKER, DSA, DSA_WORKER, DSA_IN_GRAPHS)

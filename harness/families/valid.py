@@ -195,8 +195,8 @@ _LIMITS: dict[Attention, tuple[tuple[Callable[[Case, Recipe], object], str], ...
 
 def _not_by_the_backend(case: Case, mode: Mode) -> str:
     recipe = RECIPES[case.model]
-    if recipe.target.index is not None and (mode.prefill_graphs or (mode.graphs and mode.device == "cpu")):
-        return f"{case.model} in CUDA graphs: not tried"
+    if recipe.target.index is not None and mode.prefill_graphs:
+        return f"{case.model} in prefill graphs: not tried"
     if recipe.target.compressed is not None:
         if mode.dtype != "bfloat16":
             return f"{case.model} in {mode.dtype}: SGLang's kernels of its backend know bfloat16 alone; give --dtype bfloat16"

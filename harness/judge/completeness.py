@@ -14,6 +14,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .compare import Compare, Place
 from .engines import view_of_engine
+from .experts import is_dense
 from .model import Model, model_of
 from .replay import Round
 
@@ -182,7 +183,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
-    if model.chosen and record.stage in INNER:
+    if model.chosen and record.stage in INNER and not is_dense(trace, number, model.chosen):
         due["chosen"] = (0, len(trace.array(number, "input_ids")))
     if record.numbers.get("undrafted"):
         return ""

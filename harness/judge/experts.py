@@ -91,6 +91,7 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
 
 _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 _INDEXER = "indexer.wk.weight"
+_PREFILLS = ("target.extend", "draft.extend")
 Choice = dict[str, Array]  # of one row: `experts` [layers, K], `chosen` rows [layers, K] by position, -1 behind them
 
 
@@ -180,7 +181,8 @@ def _of_layers(
 
 def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: int) -> Routed:
     """What a trace says."""
-    found = Routed(bounds.tie, index_within(bounds), {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+    within = index_within(bounds, trace.header.engine.device)
+    found = Routed(bounds.tie, within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
     of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
     for number, record in enumerate(trace.header.records):
         names = [name for name in ("experts", "chosen") if name in record.tensors]
@@ -201,16 +203,26 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: i
             if row >= len(prefixes) or index >= len(chosen):
                 continue
             before = found.rows[part].own.get((record.request, row))
-            if before is not None and any(not np.array_equal(before[name], chosen[index][name]) for name in names):
+            known = names if before is None else [name for name in names if name in before]
+            if before is not None and any(not np.array_equal(before[name], chosen[index][name]) for name in known):
                 found.again.add(record.request)
             found.rows[part].own[record.request, row] = chosen[index]
             found.rows[part].by_prefix[prefixes[row]] = chosen[index]
     return found
 
 
+def is_dense(trace: Trace, number: int, count: int) -> bool:
+    """Whether a forward needs no choice of rows and has none: in bfloat16 a prefill attends to all rows of a text that has no
+    more than `count`, the number that is chosen."""
+    record = trace.header.records[number]
+    if "chosen" in record.tensors or record.stage not in _PREFILLS or trace.header.engine.dtype != "bfloat16":
+        return False
+    return record.step + len(trace.array(number, "input_ids")) <= count
+
+
 def committed_rows(record: Record, replay: Any, count: int) -> Iterator[tuple[int, int]]:
     """Which committed rows a forward computed, and which of its own rows each is."""
-    if record.stage in ("target.extend", "draft.extend"):
+    if record.stage in _PREFILLS:
         yield from ((record.step + index, index) for index in range(count))
     elif record.round < len(replay.rounds):
         round = replay.rounds[record.round]

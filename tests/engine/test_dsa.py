@@ -187,17 +187,38 @@ def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
-# 128 rows are chosen in bfloat16, which moves scores: a choice within that bound is followed, and no other.
+# 128 rows are chosen in bfloat16, which moves scores: a choice within that bound is followed, and no other. There a prefill of
+# at most 128 rows is dense: its indexer stores keys, and chooses nothing.
 
+PROMPT = tokens(3, 150, 96)
 WIDE = Case(
     name="chosen-wide",
     model="deepseek-dsa-wide",
     num_steps=3,
     page_size=64,
-    chunked_prefill_size=512,
-    requests=(Request(id="a", prompt=tokens(3, 150, 96), max_new_tokens=6),),
+    chunked_prefill_size=128,
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=4),
+        Request(id="b", prompt=tokens(5, 60, 96), max_new_tokens=4),
+        Request(id="c", prompt=(*PROMPT[:66], 9, 4), max_new_tokens=3, arrive=9),
+    ),
     engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=1024)),
+    exercises=("chunked_prefill", "batch", "radix_hit"),
 )
+DENSE_FAULTS = {
+    "a row of a dense prefill sees those after it": (
+        f"{BACKEND}._forward_standard_mha",
+        "causal = True",
+        "causal = False",
+        "target.kv",
+    ),
+    "a prefill of more rows than are chosen is dense": (
+        f"{BACKEND}.set_dsa_prefill_impl",
+        "<= envs.SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD.get()",
+        "<= 2048",
+        "target.hidden",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +232,7 @@ def in_bfloat16(host: Host) -> object:
     "fault",
     [
         "",
+        *DENSE_FAULTS,
         *long(
             "the rows with the lowest scores are chosen",
             "keys of another position are scored",
@@ -220,9 +242,42 @@ def in_bfloat16(host: Host) -> object:
     ],
 )
 def test_choices_of_bfloat16_are_judged(in_bfloat16: Host, tmp_path: Path, fault: str) -> None:
-    target, match, replacement, rule = FAULTS[fault] if fault else ("", "", "", "")
+    target, match, replacement, rule = (FAULTS | DENSE_FAULTS)[fault] if fault else ("", "", "", "")
     edits = (*REMEDY, Edit(target=target, match=match, replacement=replacement)) if fault else REMEDY
     trace = in_bfloat16.engine(WIDE, (Patch(name="planted", edits=edits),)).run(WIDE, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged" if fault else "equal", rule), (verdict, trace.header.ending)
+    if not fault:  # dense, and chosen
+        shown = {"chosen" in record.tensors for record in trace.header.records if record.stage == "target.extend"}
+        assert shown == {False, True}
+
+
+# A draft that runs in a graph has a plan of its own, made before a replay.
+
+IN_GRAPHS = remedies_of(["dsa-draft-reads-graphs"])[0].edits
+
+
+@pytest.fixture(scope="module")
+def in_graphs(host: Host) -> object:
+    with in_mode(host, Mode(graphs=(1, 2, 4))) as other:
+        yield other
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("", ""),
+        ("draft decode takes the choice of another request", "draft.selection"),
+        *long(
+            ("verify takes the choice of another node", "target.selection"),
+            ("draft decode stores the keys of another request", "draft.scratch_kv"),
+        ),
+    ],
+)
+def test_choices_in_graphs_are_judged(in_graphs: Host, tmp_path: Path, chain: Case, fault: str, rule: str) -> None:
+    target, match, replacement, _ = FAULTS[fault] if fault else ("", "", "", "")
+    edits = (*IN_GRAPHS, Edit(target=target, match=match, replacement=replacement)) if fault else IN_GRAPHS
+    trace = in_graphs.engine(chain, (Patch(name="planted", edits=edits),)).run(chain, tmp_path)
     verdict = judge(trace)
     assert (verdict.status, verdict.rule) == ("diverged" if fault else "equal", rule), (verdict, trace.header.ending)
 

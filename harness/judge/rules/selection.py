@@ -5,7 +5,7 @@ from eagletwin.harness.core.records import Key
 
 from ..compare import Place
 from ..context import Rules
-from ..experts import committed_rows
+from ..experts import committed_rows, is_dense
 from . import rule
 
 # The forward that chose for the rows of a boundary record.
@@ -44,11 +44,9 @@ class Selection(Rules):
         stage = _FORWARDS[part, boundary.stage]
         step = boundary.step if boundary.stage == "prefill" else 0
         number = self._context.numbers[Key(boundary.request, boundary.round, stage, step, attempt=boundary.attempt)]
+        if is_dense(self._trace, number, self._model.chosen):
+            return
         forward = self._records[number]
-        if "chosen" not in forward.tensors:  # a GPU's prefill attends to all rows where an indexer would choose all
-            seen = forward.step + len(self._trace.array(number, "input_ids"))
-            if boundary.stage == "prefill" and seen <= replay.chosen[part].shape[-1]:
-                return
         expected, actual = replay.chosen[part], self._trace.array(number, "chosen")
         rows = [(row, at) for row, at in committed_rows(forward, replay, len(actual)) if row < len(expected)]
         self._compare_rows(part, place, layer, [(row, expected[row], actual[at]) for row, at in rows])

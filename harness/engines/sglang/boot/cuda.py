@@ -8,12 +8,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
@@ -109,7 +110,7 @@ def watch_captures(mode: Mode, *, frozen: bool, indexed: bool) -> Iterator[None]
         yield
         return
     if mode.device == "cpu":
-        with install.captures(frozen=frozen):
+        with install.captures(frozen=frozen), _choices_to(install.note_choice, indexed=indexed):
             yield
         return
     worker = "frozen_kv_mtp_worker_v2" if frozen else "eagle_worker_v2"
@@ -122,7 +123,7 @@ def watch_captures(mode: Mode, *, frozen: bool, indexed: bool) -> Iterator[None]
         return result
 
     drafting.select_top_k_tokens = capture
-    with _noted_choices() if indexed else contextlib.nullcontext():
+    with _choices_to(CHOICES.note, indexed=indexed):
         try:
             yield
         finally:
@@ -130,13 +131,17 @@ def watch_captures(mode: Mode, *, frozen: bool, indexed: bool) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _noted_choices() -> Iterator[None]:
+def _choices_to(note: Callable[[Tensor | None], None], *, indexed: bool) -> Iterator[None]:
+    """While it lasts, `note` is called with what each indexer returns."""
+    if not indexed:
+        yield
+        return
     indexer: Any = importlib.import_module("sglang.srt.layers.attention.dsa.dsa_indexer").Indexer
     original = indexer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        CHOICES.note(result)
+        note(result)
         return result
 
     with patch.object(indexer, "forward", forward):

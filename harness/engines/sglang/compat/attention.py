@@ -99,15 +99,20 @@ def use_flash_attention(shims: list[str]) -> None:
             setattr(module, name, stand_in)
     for module in (common, registry, backend):
         module.get_device_capability = lambda *_, **__: (9, 0)
+    store_latent_rows_by_triton(shims)
+    shims += [
+        "sgl_kernel's FlashAttention 3 and merge_state_v2: flash_attention.py, from its semantics",
+        "get_device_capability: 9.0, a Hopper GPU's, for FlashAttention's backend",
+    ]
+
+
+def store_latent_rows_by_triton(shims: list[str]) -> None:
+    """Torch's store waits for the device, which no graph may."""
     with contextlib.suppress(ModuleNotFoundError, patches.PatchFailed):  # an older release has the kernel alone
         store: Any = importlib.import_module(_LATENT_STORE)
         patches.rewrite(_IN_TRITON)
         store.is_arch_support_pdl = lambda: False
         shims.append(f"{_LATENT_STORE}: the Triton kernel that stores latent rows, and not torch")
-    shims += [
-        "sgl_kernel's FlashAttention 3 and merge_state_v2: flash_attention.py, from its semantics",
-        "get_device_capability: 9.0, a Hopper GPU's, for FlashAttention's backend",
-    ]
 
 
 # SGLang's rotary embeddings of latent attention on a CPU: it makes those of a lengthened context there, and no others.

@@ -21,6 +21,10 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.inside import patches
 from eagletwin.harness.engines.inside.blame import NotDriven
 
+from ..graphs import tape
+from ..stand_ins import flash_attention
+from .attention import store_latent_rows_by_triton
+
 BACKEND = "dsa"
 _INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 _ATTENTION = "sglang.srt.layers.attention.dsa_backend"
@@ -36,6 +40,11 @@ _EDITS = (
         target=f"{_INDEXER}.Indexer._get_topk_ragged",
         match='assert device_index is not None, "q_fp8 must be on an indexed CUDA device"',
         replacement="device_index = device_index or 0",
+    ),
+    Edit(
+        target=f"{_ATTENTION}.DeepseekSparseAttnBackend.set_dsa_prefill_impl",
+        match="device_sm = get_device_sm()",
+        replacement="device_sm = 90",
     ),
     Edit(
         target="sglang.kernels.ops.attention.pad.seqlens_expand_triton",
@@ -61,7 +70,7 @@ _EDITS = (
 
 def run_on_cpu(shims: list[str]) -> None:
     """Before the arguments of a server are resolved. Raises NotDriven for a release of which this is not known."""
-    os.environ.update(SGLANG_FP8_PAGED_MQA_LOGITS_TORCH="1", SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD="0")
+    os.environ["SGLANG_FP8_PAGED_MQA_LOGITS_TORCH"] = "1"
     indexer: Any
     attention: Any
     hook: Any
@@ -83,13 +92,15 @@ def run_on_cpu(shims: list[str]) -> None:
     indexer.Indexer.forward_native = indexer.Indexer.forward_cuda
     indexer._is_xpu = True
     indexer.ReplicatedLinear = _in_the_type_of_the_model(indexer.ReplicatedLinear)
-    indexer.rotate_activation = hadamard
+    indexer.rotate_activation = tape.opaque(hadamard)
     indexer.sgl_fp8_mqa_logits = scores._fp8_mqa_logits_torch
-    indexer.sgl_fp8_paged_mqa_logits = _with_one_query(scores._fp8_paged_mqa_logits_torch)
-    quantize.act_quant = to_fp8
+    indexer.sgl_fp8_paged_mqa_logits = tape.opaque(_with_one_query(scores._fp8_paged_mqa_logits_torch))
+    quantize.act_quant = tape.opaque(to_fp8)
     store._get_k_and_s_triton = gather_keys
-    attention.flash_attn_with_kvcache = attend_to_chosen
+    attention.flash_attn_with_kvcache = tape.opaque(attend_to_chosen)
+    attention.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
     _stand_in_for_flash_mla()
+    store_latent_rows_by_triton(shims)
     shims += [
         "torch.cuda.get_device_capability: 9.0, for the branches of DSA",
         "model_hook._dsa_kv_cache_dtype_default: rows are stored in the model's type",
@@ -105,7 +116,7 @@ def run_on_cpu(shims: list[str]) -> None:
 def _stand_in_for_flash_mla() -> None:
     """SGLang's interface to it, which imports the package."""
     module: Any = types.ModuleType(_FLASH_MLA)
-    module.flash_mla_sparse_fwd = attend_to_listed
+    module.flash_mla_sparse_fwd = tape.opaque(attend_to_listed)
     sys.modules[_FLASH_MLA] = module
 
 

@@ -225,6 +225,7 @@ class ProbeListener(Protocol):
     def forward_ends_in_graph(self, hidden: Tensor | None) -> None: ...
     def step_selects_in_graph(self, scores: Tensor, tokens: Tensor) -> None: ...
     def router_chooses_in_graph(self, chosen: Tensor) -> None: ...
+    def indexer_chooses_in_graph(self, chosen: Tensor) -> None: ...
 
 
 listener: ProbeListener | None = None  # the taps of the case that runs; None: nobody looks
@@ -280,6 +281,12 @@ def around_router(forward: Callable[..., Any]) -> Callable[..., Any]:
     return probed
 
 
+def note_choice(chosen: Tensor | None) -> None:
+    """An indexer returned these rows, which are seen in each replay."""
+    if chosen is not None:
+        tape.probe(_attends, chosen)
+
+
 def _ends(hidden: Tensor | None) -> None:
     if listener is not None:
         listener.forward_ends_in_graph(hidden)
@@ -293,3 +300,8 @@ def _selects(scores: Tensor, tokens: Tensor) -> None:
 def _chooses(chosen: Tensor) -> None:
     if listener is not None:
         listener.router_chooses_in_graph(chosen)
+
+
+def _attends(chosen: Tensor) -> None:
+    if listener is not None:
+        listener.indexer_chooses_in_graph(chosen)

@@ -273,6 +273,10 @@ class Inner:
         if self.states and self._now.forward is not None:
             self._now.forward.experts.append(snapshot(dp_attention.own_rows_in_graph(chosen)))
 
+    def indexer_chooses_in_graph(self, chosen: Tensor) -> None:
+        if self.states and self._now.forward is not None:
+            self._now.forward.chosen.append(snapshot(chosen))
+
     def _forward_of(self, batch: Any, target: bool) -> ForwardPass:
         """Whose rows a forward has, and how many of each request."""
         mode, requests = batch.forward_mode, self._now.requests
