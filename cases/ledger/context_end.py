@@ -36,8 +36,9 @@ draft: near the end of the context more than that.
 * `context-end-stores`, 0.5.15 to 0.5.21: what builds the table stores them all the same, in the columns of the next request's
   row, which then attends to a stranger's rows: its *output* changes. From 0.5.22 on the stores end with the row.
 * `context-end-reads`, live: FlashAttention still reads as many columns as there are rows, so drafts beyond the context attend
-  to the rows that the next request's row of the table names. None of them is ever emitted. For the last row of the table, as
-  of a graph for one request, the reads are out of bounds: an illegal memory access ends the *server*.
+  to the rows that the next request's row of the table names, in draft decode, verify and draft extend. None of them is ever
+  emitted. For the last row of the table, as of a graph for one request, the reads are out of bounds: an illegal memory access
+  ends the *server*.
 
 Upstream: issue #34239, PR #35985 (open), which have it as an illegal access. docs/findings/context-end-reads has both.
 
@@ -191,13 +192,14 @@ STORES = Entry(
 READS = Entry(
     id="context-end-reads",
     title="Make the page tables of FlashAttention's graphs wide enough for drafts beyond the context",
-    rule="target.hidden",
+    rule="draft.proposal",
     buggy="0.5.15 -",
     trigger="FlashAttention in CUDA graphs, 5 draft tokens, a request near its context's end",
-    needs=_NEEDS,
+    needs=replace(_NEEDS, overlap=True),
     remedy=WIDER,
+    # with overlap a round begins at row 13 or behind, whatever was accepted before: its draft decode comes to a 17th column
     case=small_case(
-        Request(id="a", prompt=(37, 61), max_new_tokens=12),
+        Request(id="a", prompt=(41, 63, 60, 14, 3, 39, 49, 43, 53), max_new_tokens=5),
         num_steps=5,
         exercises=("draft_decode",),
         sglang=SGLangSettings(context_length=16, attention_backend="fa3", graphs=(1, 2, 4), overlap=True),

@@ -12,6 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from eagletwin.cases.blocks import LONG
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import MOVED, run_command
 from eagletwin.harness.core.case import Case, Request
@@ -25,13 +26,13 @@ from eagletwin.harness.judge import bounds
 from . import faults
 from .__main__ import app, run
 from .bench import searches
-from .bench.reached import ReachedCode, lines_of
+from .bench.reached import ReachedCode, branches_of, lines_of
 from .bench.report import RECORD, BenchRecord, Search, Speed, Stamp, in_turn_lines, page, read_record, write_record
 from .bench.searches import Hit, Searched, why_not
 from .bench.speed import Share, Spread, StepTimes, spread
 from .mutants import oracle
 from .mutants.command import ORACLE, WORKER
-from .mutants.corpus import Known
+from .mutants.corpus import Known, gather
 from .mutants.draw import Mutant, mutants_of
 from .mutants.hunt import Hunted
 from .mutants.oracle import Change, DrawnChange, changed
@@ -156,6 +157,14 @@ def test_branches_are_counted_by_file_and_other_lines_are_not() -> None:
     assert reached.grew == [(1, 2), (3, 3)]
     assert reached.never() == ["a.py:9\tg\t\t"]
     assert "3 cases ran 3 of 4 branches" in lines_of(reached)
+
+
+@pytest.mark.long
+def test_a_search_reaches_most_branches_and_each_other_has_a_reason() -> None:
+    """`lab reached --seed 41 --blocks 110`."""
+    reached = ReachedCode(branches_of(INSTALLED)).count(gather(INSTALLED, 41, 110, 0, LONG, modules=()))
+    assert len(reached.ran) >= 330, lines_of(reached)
+    assert [line for line in reached.never() if line.endswith("\t")] == []
 
 
 # The laboratory's command line, and what the product says of commands that became part of it.
