@@ -1,4 +1,4 @@
-"""Starts the process that imports SGLang. Imports nothing slow itself, so that both processes can import at once.
+"""Starts the process that imports an engine. Imports nothing slow itself, so that both processes can import at once.
 
 The command line starts a zygote first of all, then imports torch and the judge, then reads the case. host.py waits for
 the zygote, and speaks with it.

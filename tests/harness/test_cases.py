@@ -401,7 +401,8 @@ def test_cuts_are_valid_and_lead_to_one_token() -> None:
         while smaller := next((cut for cut in cuts(case) if size(cut) < size(case)), None):
             case = smaller
         [request] = case.requests
-        assert (len(request.prompt), request.max_new_tokens, case.events, case.chunks) == (1, 1, (), ())
+        assert (len(request.prompt), case.events, case.chunks) == (1, (), ())
+        assert request.max_new_tokens <= 1  # 0 is drawn, too
         assert (case.topk, case.num_steps, case.page_size) == (1, 1, 1)
 
 

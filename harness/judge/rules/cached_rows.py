@@ -1,4 +1,4 @@
-"""The prefix cache: whose rows are in which slot, on the device and on the host."""
+"""Whose rows the prefix cache has in which slot, on the device and on the host; the rules of prefix_cache.py start from it."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field

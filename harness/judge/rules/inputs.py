@@ -1,4 +1,4 @@
-"""What forwards consume: the target's prompt and nodes, the draft's rows, and the hidden states that are handed on."""
+"""What forwards consume: the target's prompt and nodes, the draft's rows and their positions, and hidden states."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.stream`, `output.logprobs`.
+"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.logprobs`.
 
 All of it follows from the request, and from the steps that the trace shows. A step is the end of a prefill, which gives one
 token, or a round of verify. What a step gave is lost where the request was retracted before its result was read, as happens
