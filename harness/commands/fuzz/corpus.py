@@ -71,7 +71,7 @@ class Corpus:
         second one is of these further ones: they show what is known of the functions, whatever ran them before."""
         turns = zip_longest(*(self._read(*names) for names in self._names.values()))
         cached = (case for turn in turns for case in turn if case is not None)
-        each = (case for pair in zip_longest(cached, further) for case in pair if case is not None and wanted(case))
+        each = (case for pair in zip_longest(further, cached) for case in pair if case is not None and wanted(case))
         return tuple(_once(each))[:_MOST]
 
     def add(self, case: Case, differs: Differs | None, *, found: bool = False) -> None:
