@@ -207,7 +207,7 @@ def entry_of_case(case: Case, mode: Mode) -> Entry | None:
 
 def cases_of_change(source: Source, run: RunSpec) -> list[Case]:
     """The own cases of entries whose patch edits a function that the source changes, or a patch that is none of the ledger's:
-    they show a fix that is undone, and one that is made. First those of whose functions most are changed."""
+    they show a fix that is undone, and one that is made. First those whose functions are most like the changed ones."""
     watch = source.difference.watch if source.difference is not None else None
     changed = set[str]() if watch is None else {*watch.differs.functions}
     changed |= {name for patch in run.patches if patch not in _OF_LEDGER for name in patch.targets}
@@ -215,7 +215,7 @@ def cases_of_change(source: Source, run: RunSpec) -> list[Case]:
     for case, entry in _own_cases(run.mode).items():
         patch = entry.remedy or entry.revert
         if patch is not None and not changed.isdisjoint(patch.targets):
-            share[case] = len(changed & patch.targets) / len(patch.targets)
+            share[case] = len(changed & patch.targets) / len(changed | patch.targets)
     return sorted(share, key=lambda case: -share[case])
 
 

@@ -257,7 +257,12 @@ def _with_test(at: Point, test: str) -> Point:
 
 def _is_pure(test: str) -> bool:
     nodes = [node for node in ast.walk(ast.parse(test, mode="eval")) if not isinstance(node, _PLAIN)]
-    return all(isinstance(node, ast.Call) and _name_of(node.func) in _HARMLESS for node in nodes)
+    return all(_is_size(node) or (isinstance(node, ast.Call) and _name_of(node.func) in _HARMLESS) for node in nodes)
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Whether it is an element of a shape, as `rows.shape[0]`."""
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
 
 
 def _name_of(node: ast.expr) -> str:

@@ -616,6 +616,13 @@ def test_near_a_changed_comparison_its_branches_and_how_far_apart_its_sides_are_
         ]
 
 
+@pytest.mark.parametrize(("size", "goals"), [("rows.shape[0]", 6), ("rows.sizes[0]", 0), ("rows.shape[count()]", 0)])
+def test_an_element_of_a_shape_is_read_once_more_and_what_may_change_something_is_not(size: str, goals: int) -> None:
+    old = f"def f(rows):\n    if {size} > 0:\n        return 1\n"
+    (found,) = compare_sources(old, old.replace("> 0", "> 1"), "m").places
+    assert len(found.goals) == goals
+
+
 class Sized:
     def __init__(self, size: int) -> None:
         self.size = size

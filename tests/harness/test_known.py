@@ -63,7 +63,7 @@ from eagletwin.harness.engines.source import INSTALLED
 LIVE = LEDGER["retracted-chunk-tail"]
 
 
-@pytest.mark.parametrize("edited", ["two-chunked", "29354", "mixed-grammar"])
+@pytest.mark.parametrize("edited", ["two-chunked", "29354", "mixed-grammar", "penalties"])
 def test_a_change_of_a_function_that_an_entry_patches_brings_the_entry_s_own_case(edited: str) -> None:
     entry = LEDGER[edited]
     patch = entry.remedy or entry.revert
@@ -71,6 +71,8 @@ def test_a_change_of_a_function_that_an_entry_patches_brings_the_entry_s_own_cas
     cases = cases_of_change(INSTALLED, RunSpec(patches=(replace(patch, name="mine"),)))
     found = [one.id for case in cases if (one := entry_of_case(case, CPU)) is not None]
     assert edited in found
+    first = LEDGER[found[0]]  # `mixed-grammar` edits one function, and `penalties` this one and two more
+    assert (first.remedy or first.revert).targets == patch.targets  # type: ignore[union-attr]
     assert all((LEDGER[name].remedy or LEDGER[name].revert).targets & patch.targets for name in found)  # type: ignore[union-attr]
     assert cases_of_change(INSTALLED, RunSpec(patches=(patch,))) == []  # the ledger's own, whose bug is to be found without
 

@@ -219,6 +219,15 @@ def test_the_next_search_of_a_change_begins_with_the_cases_that_ran_it() -> None
     assert Corpus(source(DOUBLE, "0.5.20")).cases() == ()
 
 
+def test_each_second_case_is_a_further_one() -> None:
+    leave(source(DOUBLE), *((case, (2,)) for case in CASES[:LEAST]))
+    further = (CASES[-1], CASES[1], CASES[-2])
+    first = (CASES[-1], CASES[0], CASES[1], CASES[-2], CASES[2], *CASES[3:LEAST])
+    assert Corpus(source(DOUBLE)).cases(further=further) == first
+    assert Corpus(source(DOUBLE)).cases(lambda case: case != CASES[-1], further)[1] == CASES[1]
+    assert Corpus(Source()).cases(further=further) == further
+
+
 def test_each_changed_statement_has_the_case_that_ran_it_first() -> None:
     leave(source(BOTH), *((case, (8,)) for case in CASES[:-1]), (CASES[-1], (7, 8)))
     assert Corpus(source(BOTH)).cases() == (CASES[0], CASES[-1], *CASES[1 : LEAST - 1])

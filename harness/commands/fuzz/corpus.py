@@ -67,11 +67,12 @@ class Corpus:
         self._cases = dict[str, _Cases]()
 
     def cases(self, wanted: Callable[[Case], bool] = lambda case: True, further: Sequence[Case] = ()) -> tuple[Case, ...]:
-        """What the cache has of these functions, of each by turns; where it has not their content, of the one before. Then
-        these further ones."""
+        """What the cache has of these functions, of each by turns; where it has not their content, of the one before. Each
+        second one is of these further ones: they show what is known of the functions, whatever ran them before."""
         turns = zip_longest(*(self._read(*names) for names in self._names.values()))
-        each = (case for turn in turns for case in turn if case is not None and wanted(case))
-        return tuple(_once((*each, *filter(wanted, further))))[:_MOST]
+        cached = (case for turn in turns for case in turn if case is not None)
+        each = (case for pair in zip_longest(further, cached) for case in pair if case is not None and wanted(case))
+        return tuple(_once(each))[:_MOST]
 
     def add(self, case: Case, differs: Differs | None, *, found: bool = False) -> None:
         """A case that ran some of the change, if it did. found: something was found in it, so that it comes first."""
