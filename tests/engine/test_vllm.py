@@ -483,13 +483,28 @@ def test_penalties_and_biases_are_those_of_plain_decode(run: Run, way: Callable[
     assert "penalized" in verdict.exercised
 
 
-def test_penalties_that_count_nothing_that_was_sent_are_named(run: Run) -> None:
-    edit = Edit(
+OF_PENALTIES: dict[ModelRunner, Edit] = {
+    "v2": Edit(
         target="vllm.v1.worker.gpu.sample.penalties.PenaltiesState.apply",
         match="self.output_bin_counts,",
         replacement="self.output_bin_counts * 0,",
-    )
-    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)), edit)
+    ),
+    "v1": Edit(
+        target="vllm.v1.sample.rejection_sampler.RejectionSampler._combine_outputs_with_spec_tokens",
+        match="[*result[-1], spec[i]]",
+        replacement="result[-1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("runner", OF_PENALTIES)
+def test_penalties_that_leave_tokens_out_are_named(run: Run, runner: ModelRunner) -> None:
+    """V2's count no token that was sent, V1's no draft of the round."""
+    case, likes_what_it_said = case_of("llama-wide", runner, 20, 9, 13, chunk=64), Penalties(frequency=-2.0, presence=-2.0)
+    case = replace(case, requests=tuple(replace(one, penalties=likes_what_it_said) for one in case.requests))
+    _, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    _, verdict = run(case, OF_PENALTIES[runner])
     assert (verdict.status, verdict.rule) == ("diverged", "verify.accept"), verdict
 
 
@@ -739,6 +754,7 @@ REFUSED = {
     "model": (replace(_CASE, model="mimo-v2"), "its checkpoint is not tried there"),
     "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
     "sampling": (sampled(case_of("llama-tiny", "v1", 9)), "not driven with model runner V1"),
+    "bias": (changed(case_of("llama-tiny", "v1", 9, 9)), "logit_bias of request 'b' with model runner V1: its verify leaves"),
     "async": (case_of("llama-tiny", "v1", 9, async_scheduling=True), "async_scheduling with model runner V1"),
     "temperature": (
         replace(_CASE, requests=(replace(_CASE.requests[0], sampling=Sampling(temperature=3)),)),
