@@ -1,6 +1,7 @@
 """vLLM's own engine core, scheduler, both model runners and drafters on a CPU, held to the same reference by the same judge."""
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -328,6 +329,29 @@ def test_a_tree_is_compared_with_the_ledger_and_with_its_base(tmp_path: Path, ca
     said = capsys.readouterr().out
     assert "vLLM 0.32.0" in said
     assert "SGLang" not in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("now", "code", "says"),
+    [
+        ("hidden_states", EXIT_DIVERGED, "vllm-14464: a fixed bug shows; ledger: 1 lacks"),
+        ("residual + hidden_states", EXIT_EQUAL, "Changed statements that ran: 1 of 1."),
+    ],
+    ids=["fault", "harmless"],
+)
+def test_a_changed_tree_is_told_by_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], now: str, code: int, says: str
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(resolve("", "vllm").root / "vllm", tree / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
+    head = tree / "vllm/model_executor/models/llama_eagle.py"
+    text = head.read_text()
+    assert text.count("= hidden_states + residual") == 1
+    head.write_text(text.replace("= hidden_states + residual", f"= {now}"))
+    few = ["--base", "0.33.0", "--engine", "vllm", "--minutes", "0", "--ledger", "vllm-14464"]
+    assert run_command(["compare", str(tree), *few, "--out", str(tmp_path / "runs")]) == code
+    assert says in capsys.readouterr().out
 
 
 # The live bug of both runners: MTP layers make the embedding of row 0 zero, though x[0] has been shifted away.
