@@ -375,10 +375,10 @@ def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
 
 
 # Fields of Focus that a search on vLLM holds: chains in its smallest blocks. One block of four is of runner V1, unless it is to
-# have what V1 is not driven with; in half of the others requests ask for one of these.
+# have what V1 is not driven with; in half of both requests ask for one of these.
 _ON_VLLM: dict[str, Any] = {"topk": TOPKS[0], "page_size": VLLM_BLOCK}
 _RUNNER_V1 = 0.25
-_ASKED_OF_V2 = ("penalties", "logit_bias")
+_ASKED_OF: dict[ModelRunner, tuple[str, ...]] = {"v1": ("penalties",), "v2": ("penalties", "logit_bias")}
 
 
 def cases_on(
@@ -550,8 +550,8 @@ def _draw_block(
     of_engine = _draw_on_vllm(guided, asked) if asked.engine == "vllm" else {}
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **of_engine, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in REQUEST_OPTIONS)
-    if asked.engine == "vllm" and not asks and held["model_runner"] == "v2" and guided.random() < 0.5:
-        asks = (guided.choice(_ASKED_OF_V2),)
+    if asked.engine == "vllm" and not asks and guided.random() < 0.5:
+        asks = (guided.choice(_ASKED_OF[held["model_runner"]]),)
     held, asks = _add_prerequisites(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
@@ -598,7 +598,7 @@ def _draw_block(
 
 def _draw_on_vllm(guided: Random, asked: SearchConstraints) -> dict[str, Any]:
     """Fields of Focus of a block on vLLM."""
-    v1 = guided.random() < _RUNNER_V1 and not asked.asks and not asked.sampling
+    v1 = guided.random() < _RUNNER_V1 and {*asked.asks} <= {*_ASKED_OF["v1"]} and not asked.sampling
     return _ON_VLLM | {"model_runner": VALUES["model_runner"][v1]}
 
 

@@ -1,6 +1,7 @@
 """vLLM's own engine core, scheduler, both model runners and drafters on a CPU, held to the same reference by the same judge."""
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -329,6 +330,29 @@ def test_a_tree_is_compared_with_the_ledger_and_with_its_base(tmp_path: Path, ca
     assert "SGLang" not in said
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("now", "code", "says"),
+    [
+        ("hidden_states", EXIT_DIVERGED, "vllm-14464: a fixed bug shows; ledger: 1 lacks"),
+        ("residual + hidden_states", EXIT_EQUAL, "Changed statements that ran: 1 of 1."),
+    ],
+    ids=["fault", "harmless"],
+)
+def test_a_changed_tree_is_told_by_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], now: str, code: int, says: str
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(resolve("", "vllm").root / "vllm", tree / "vllm", ignore=shutil.ignore_patterns("__pycache__"))
+    head = tree / "vllm/model_executor/models/llama_eagle.py"
+    text = head.read_text()
+    assert text.count("= hidden_states + residual") == 1
+    head.write_text(text.replace("= hidden_states + residual", f"= {now}"))
+    few = ["--base", "0.33.0", "--engine", "vllm", "--minutes", "0", "--ledger", "vllm-14464"]
+    assert run_command(["compare", str(tree), *few, "--out", str(tmp_path / "runs")]) == code
+    assert says in capsys.readouterr().out
+
+
 # The live bug of both runners: MTP layers make the embedding of row 0 zero, though x[0] has been shifted away.
 
 _MASK = ENTRIES["vllm-33299"]
@@ -482,13 +506,28 @@ def test_penalties_and_biases_are_those_of_plain_decode(run: Run, way: Callable[
     assert "penalized" in verdict.exercised
 
 
-def test_penalties_that_count_nothing_that_was_sent_are_named(run: Run) -> None:
-    edit = Edit(
+OF_PENALTIES: dict[ModelRunner, Edit] = {
+    "v2": Edit(
         target="vllm.v1.worker.gpu.sample.penalties.PenaltiesState.apply",
         match="self.output_bin_counts,",
         replacement="self.output_bin_counts * 0,",
-    )
-    _, verdict = run(changed(case_of("llama-tiny", "v2", 20, 9, 13, chunk=64)), edit)
+    ),
+    "v1": Edit(
+        target="vllm.v1.sample.rejection_sampler.RejectionSampler._combine_outputs_with_spec_tokens",
+        match="[*result[-1], spec[i]]",
+        replacement="result[-1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("runner", OF_PENALTIES)
+def test_penalties_that_leave_tokens_out_are_named(run: Run, runner: ModelRunner) -> None:
+    """V2's count no token that was sent, V1's no draft of the round."""
+    case, likes_what_it_said = case_of("llama-wide", runner, 20, 9, 13, chunk=64), Penalties(frequency=-2.0, presence=-2.0)
+    case = replace(case, requests=tuple(replace(one, penalties=likes_what_it_said) for one in case.requests))
+    _, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    _, verdict = run(case, OF_PENALTIES[runner])
     assert (verdict.status, verdict.rule) == ("diverged", "verify.accept"), verdict
 
 
@@ -738,6 +777,7 @@ REFUSED = {
     "model": (replace(_CASE, model="mimo-v2"), "its checkpoint is not tried there"),
     "event": (replace(_CASE, events=(Event(at=1, kind="flush"),)), "event 'flush' on vLLM"),
     "sampling": (sampled(case_of("llama-tiny", "v1", 9)), "not driven with model runner V1"),
+    "bias": (changed(case_of("llama-tiny", "v1", 9, 9)), "logit_bias of request 'b' with model runner V1: its verify leaves"),
     "async": (case_of("llama-tiny", "v1", 9, async_scheduling=True), "async_scheduling with model runner V1"),
     "temperature": (
         replace(_CASE, requests=(replace(_CASE.requests[0], sampling=Sampling(temperature=3)),)),

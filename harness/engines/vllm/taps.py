@@ -54,9 +54,8 @@ class _Drafted:
 @dataclass(slots=True)
 class _Sampled:
     """What tokens were chosen from, a row for each node. logits, processed [n, V]: with penalties and biases, before and after
-    temperature and cuts;
-    drafts [requests, num_steps, V]: of the draft, where it draws; places [n] and seeds [requests]: what all choices are hashed
-    from; ends [requests + 1]: each request's rows."""
+    temperature and cuts; drafts [requests, num_steps, V]: of the draft, where it draws; places [n] and seeds [requests]: what
+    all choices are hashed from; ends [requests + 1]: each request's rows."""
 
     logits: torch.Tensor
     processed: torch.Tensor
