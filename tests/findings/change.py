@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known
-from eagletwin.harness.commands.fuzz.tally import LEAST
+from eagletwin.harness.commands.fuzz.tally import LEAST, MOST_UNDECIDED
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, EagletwinError, HarnessError, InputError, run_guarded
 from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
@@ -76,7 +76,8 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
         facts = json.loads(done.stdout)
         summary = facts.get("summary", {"headline": facts.get("error", facts.get("said")), "tally": {}, "known": []})
         tally = summary["tally"]
-        seldom = done.returncode == EXIT_UNKNOWN and tally["reached"] < LEAST and not (tally["undecided"] or tally["gaps"])
+        decided = tally and max(tally["undecided"], tally["gaps"]) <= MOST_UNDECIDED * tally["cases"]
+        seldom = done.returncode == EXIT_UNKNOWN and decided and tally["reached"] < LEAST
         reached += tally.get("reached", 0)
         line = f"{'nothing new' if seldom else FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
         if known := [bug["id"] for bug in summary["known"] if bug["cases"]]:
