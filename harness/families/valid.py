@@ -6,6 +6,7 @@ model.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,12 +23,14 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.files import read_input, refuse_duplicates
 from eagletwin.harness.core.run_spec import FLASHINFER_HEAD, FLASHMLA_PAGE, Attention, Mode, mode_of_case
 from eagletwin.harness.core.terminal import count, nearest
-from eagletwin.harness.core.trace import HEADER, MAX_HEADER_BYTES, Trace, load_trace
 
 from . import RECIPES, family_of
 from .deepseek_dsa import CHOSEN_AT_ONCE
 from .dimensions import DIMENSIONS, FEATURES
 from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from eagletwin.harness.core.trace import Trace
 
 # What of a case several ranks run that share the work of each layer (`--tp`).
 
@@ -341,15 +344,19 @@ def admits(case: Case) -> bool:
 # Traces of strangers: their digests are right, and their case is one that the recipes admit.
 
 
-def read_trace(folder: Path) -> Trace:
+def read_trace(folder: Path) -> "Trace":
     """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of another schema, or if
     its case is not valid."""
+    from eagletwin.harness.core.trace import load_trace  # it takes torch, which no case does
+
     return load_trace(folder, check_case)
 
 
-def strangers_trace(folder: Path) -> Trace:
+def strangers_trace(folder: Path) -> "Trace":
     """The same of a trace that no engine of this process has just written. Raises InputError for a key that is given twice
     too: msgspec takes the last, and the digest is of both."""
+    from eagletwin.harness.core.trace import HEADER, MAX_HEADER_BYTES
+
     trace = read_trace(folder)
     for file in sorted(folder.rglob(HEADER)):
         try:

@@ -76,8 +76,8 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
         facts = json.loads(done.stdout)
         summary = facts.get("summary", {"headline": facts.get("error", facts.get("said")), "tally": {}, "known": []})
         tally = summary["tally"]
-        decided = tally and max(tally["undecided"], tally["gaps"]) <= MOST_UNDECIDED * tally["cases"]
-        seldom = done.returncode == EXIT_UNKNOWN and decided and tally["reached"] < LEAST
+        undecided = max(tally.get("undecided", 0), tally.get("gaps", 0)) > MOST_UNDECIDED * tally.get("cases", 0)
+        seldom = done.returncode == EXIT_UNKNOWN and not undecided and tally.get("reached", LEAST) < LEAST
         reached += tally.get("reached", 0)
         line = f"{'nothing new' if seldom else FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
         if known := [bug["id"] for bug in summary["known"] if bug["cases"]]:

@@ -157,18 +157,24 @@ def test_a_test_that_cannot_be_imported_is_refused(process: Process, finding: Pa
 # change.py: what a patch breaks and costs.
 
 
-@pytest.mark.parametrize(("prefix_cache", "plain", "code"), [(1, 0, 1), (0, 125, 0), (125, 0, 0)])
+@pytest.mark.parametrize(
+    ("reached", "undecided", "prefix_cache", "plain", "code"),
+    [(4, 0, 1, 0, 1), (4, 0, 0, 125, 0), (4, 0, 125, 125, 0), (3, 0, 0, 125, 125), (4, 3, 0, 125, 125), (12, 0, 0, 125, 125)],
+)
 def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    reached: int,
+    undecided: int,
     prefix_cache: int,
     plain: int,
     code: int,
 ) -> None:
     said = tmp_path / "said"
     command = tmp_path / "eagletwin"
-    facts = {"folder": "f", "summary": {"headline": "H", "tally": {"changes": {"ran": {}}}, "known": [{"id": "k", "cases": 1}]}}
+    tally = {"cases": 20, "reached": reached, "undecided": undecided, "gaps": 0}
+    facts = {"folder": "f", "summary": {"headline": "H", "tally": tally, "known": [{"id": "k", "cases": 1}]}}
     codes = f"case $* in *host*) exit {prefix_cache};; *plain*) exit {plain};; esac"
     command.write_text(f"#!/bin/sh\necho $* >> {said}\necho '{json.dumps(facts)}'\n{codes}\n")
     command.chmod(0o755)
@@ -179,7 +185,9 @@ def test_each_search_is_a_command_and_one_that_diverges_is_the_exit_code(
     out = capsys.readouterr().out
     assert "cost, usual case, decode: lines +3 of 10, launches +0 of 2, waits -1 of 3, bytes +0 of 4\n" in out
     assert "search, guided by the patch: nothing new: H; known bugs: k\n" in out
-    assert f"search, plain decode: {change.FOUND[plain]}: H" in out
+    seldom = plain == 125 and reached < 10 and not undecided
+    assert f"search, plain decode: {'nothing new' if seldom else change.FOUND[plain]}: H" in out
+    assert f"\n  {3 * reached} cases ran the patch\n" in out
     ran = said.read_text().splitlines()
     assert len(ran) == len(change.SEARCHES)
     assert all(f"fuzz --patch {FINDINGS}/penalties/report.md --minutes 0.5" in line for line in ran)
@@ -191,7 +199,7 @@ def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPa
     command.chmod(0o755)
     monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
     results = list(change.searched(ledger.wanted()["penalties"], tmp_path / REPORT, 0.1))
-    assert [code for _, code in results] == [125, 125, 125]
+    assert [code for _, code in results] == [125, 125, 125, 125]
     assert "no engine" in results[0][0]
 
 

@@ -62,7 +62,7 @@ class Fixed:
     def __init__(self, matcher: Any, plan: Any) -> None:
         pass
 
-    def block(self, number: int, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
+    def block(self, number: int, earlier: Sequence[CaseSeen], *, first: bool) -> Iterator[CaseSeen]:  # noqa: ARG002
         for place in range(len(earlier), BLOCK):
             if self.log.total() == self.ctrl_c:
                 raise KeyboardInterrupt
