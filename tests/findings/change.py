@@ -19,6 +19,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSet
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, EagletwinError, HarnessError, InputError, run_guarded
 from eagletwin.harness.core.run_spec import DEFAULT_ENGINE
 from eagletwin.harness.core.terminal import each
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 
 from .. import ledger
 from .attempt import FINDINGS, REPORT, ROOT, Process, attempt, folders
@@ -68,9 +69,10 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
     """A line on each search and its exit code, and one on all of them: in ten cases the patch must have run, whichever search
     they are of. A search that only ran the patch too seldom has 0."""
     chosen = SEARCHES if bug.engine == DEFAULT_ENGINE else {"guided by the patch": ("--engine", bug.engine)}
+    view = ["--view", bug.within] if isinstance(bug, Entry) and bug.within != DECLARED_VIEW else []  # in which the fix is right
     reached = 0
     for number, (name, own) in enumerate(chosen.items()):
-        words = [*own, *([] if number else _needs(bug))]
+        words = [*own, *view, *([] if number else _needs(bug))]
         command = [*EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--json", "--out", str(OUT), *words]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         facts = json.loads(done.stdout)

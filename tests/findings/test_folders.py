@@ -203,6 +203,16 @@ def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPa
     assert "no engine" in results[0][0]
 
 
+def test_a_fix_that_is_right_in_one_view_is_searched_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "eagletwin"
+    command.write_text('#!/bin/sh\necho {\\"error\\": \\"$*\\"}\nexit 125\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
+    for name, own in {"standalone-keys": True, "standalone-shift": False}.items():
+        lines = [line for line, _ in change.searched(ledger.wanted()[name], tmp_path / REPORT, 0.1)][:-1]
+        assert ["--view shifted" in line for line in lines] == [own] * len(lines)
+
+
 @pytest.mark.long
 def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
     module = tmp_path / "sglang" / "srt" / "work.py"
