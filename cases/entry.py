@@ -246,6 +246,7 @@ class Entry(Facts):
     needs     what the mode must have, where the CPU engine as it always is does not reach the bug
     on_cuda   how a proof on a GPU differs
     within    the view that both sides are judged in, where another live bug shows first in the declared one
+    accepted  of that other bug: the view, which takes what it does as right
     case      minimal: equal on the green side, diverged on the red one
     claim     a longer case in which the two sides give the same tokens, and the red one accepts fewer drafts
     behind    of a live bug: another one, which shows with the candidate fix, and is mended on the green side too
@@ -271,6 +272,7 @@ class Entry(Facts):
     needs: Needs | None = None
     on_cuda: OnCuda = OnCuda()
     within: View = DECLARED_VIEW
+    accepted: View | None = None
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None

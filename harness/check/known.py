@@ -190,6 +190,7 @@ class Suspected:
 # case that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 
 _WITHIN = {entry.within for entry in ENTRIES.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
+_ACCEPTED = {entry.accepted: entry for entry in ENTRIES.values() if entry.accepted is not None}
 _UNDONE = [entry.revert for entry in ENTRIES.values() if entry.revert is not None]
 _OF_LEDGER = [*_UNDONE, *(entry.remedy for entry in ENTRIES.values() if entry.remedy is not None)]
 
@@ -399,13 +400,22 @@ class KnownBugMatcher:
 
     def views(self, case: Case) -> tuple[View, ...]:
         """In which views such a case is searched: that of the run, and, where that is the declared one, those in which bugs of
-        the ledger show that another live bug hides in it."""
+        the ledger show that another live bug hides in it, as long as this engine has that other one."""
         if self.run.view != DECLARED_VIEW:
             return (self.run.view,)
         mode = self.run.mode
         reached = (entry for entry in self._mendable if _is_reachable(entry, case, mode))
-        within = (entry.within for entry in reached if may_show(entry, case, mode))
-        return tuple(dict.fromkeys((self.run.view, *within)))
+        within = {entry.within: None for entry in reached if may_show(entry, case, mode)}
+        return tuple(dict.fromkeys((self.run.view, *filter(self._is_needed, within))))
+
+    def _is_needed(self, view: View) -> bool:
+        """Whether the bug that a view accepts is there: a change may mend it."""
+        entry = _ACCEPTED.get(view)
+        if entry is None or entry.remedy is None:
+            return True
+        edited = not self._edited_functions.isdisjoint(entry.remedy.targets)
+        as_released = as_newest(self.host.source, entry.remedy) and not edited
+        return as_released or self._has(entry, DECLARED_VIEW)
 
     def applicable(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Live bugs that such a case may show in this view, and whose remedies fit together."""

@@ -342,6 +342,15 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
     assert left.trial.signature == unknown.trials().look(bug).signature
 
 
+def test_a_view_that_accepts_a_bug_is_searched_where_the_bug_is(host: Host) -> None:
+    """A plain draft whose rows a change puts right is judged as it is trained alone."""
+    case, remedy = LEDGER["standalone-keys"].case, LEDGER["standalone-shift"].remedy
+    assert remedy is not None
+    fix = Patch(name="fix", edits=remedy.edits, otherwise=remedy.otherwise)
+    assert KnownBugMatcher(host, DEFAULT_RUN).views(case) == (DECLARED_VIEW, "shifted")
+    assert KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(fix,))).views(case) == (DECLARED_VIEW,)
+
+
 @pytest.mark.long
 def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     """In the declared view a plain draft model's own rows are wrong first; with both bugs mended the case is right."""

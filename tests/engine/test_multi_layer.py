@@ -229,14 +229,14 @@ def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(ho
         Plan(
             seed=2,
             seconds=1e9,
-            max_cases=20,
+            max_cases=30,
             shrink_seconds=0.0,
             command="",
             asked=SearchConstraints(held=held, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
-    assert search.tally.cases == 20
+    assert search.tally.cases == 30
     for feature in ("path_not_in_front", "tree", "chunk_tail_differs", "batch"):
         assert search.tally.exercised[feature] >= 3, feature
 
