@@ -406,9 +406,9 @@ class KnownBugMatcher:
         mode = self.run.mode
         reached = (entry for entry in self._mendable if _is_reachable(entry, case, mode))
         within = {entry.within: None for entry in reached if may_show(entry, case, mode)}
-        return tuple(dict.fromkeys((self.run.view, *filter(self._is_needed, within))))
+        return tuple(dict.fromkeys((self.run.view, *filter(self.is_needed, within))))
 
-    def _is_needed(self, view: View) -> bool:
+    def is_needed(self, view: View) -> bool:
         """Whether the bug that a view accepts is there: a change may mend it."""
         entry = _ACCEPTED.get(view)
         if entry is None or entry.remedy is None:

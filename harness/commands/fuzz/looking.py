@@ -94,7 +94,8 @@ class BlockRunner:
         alike, run = dict[tuple[Case, View], list[Case]](), self._matcher.run
         for case in self._plan.first:
             entry = entry_of_case(case, run.mode) if run.view == DECLARED_VIEW else None
-            alike.setdefault((case.configuration(), entry.within if entry is not None else run.view), []).append(case)
+            view = entry.within if entry is not None and self._matcher.is_needed(entry.within) else run.view
+            alike.setdefault((case.configuration(), view), []).append(case)
         for (_, view), cases in alike.items():
             events = tuple(event for case in cases for event in case.events)
             requests = tuple(request for case in cases for request in case.requests)
