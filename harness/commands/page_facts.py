@@ -49,7 +49,7 @@ def left_out(not_looked_at: Sequence[str], search: str = "", brief: int = 0) -> 
 
     brief: how many names the text has of them, in one line; 0: all of it"""
     heading = f"Not looked at{f' by the search of {search}' * bool(search)}, and the option of `fuzz` for it"
-    names = [one.partition(" (--")[0].partition(": ")[0] for one in not_looked_at]
+    names = [*dict.fromkeys(one.partition(" (--")[0].partition(": ")[0] for one in not_looked_at)]
     short = f"Not looked at: {join_names(names, brief)}." if brief else None
     lines = tuple(not_looked_at)
     return [DocumentSection(heading=heading, lines=lines, folded=heading, brief=short)] if lines else []
