@@ -79,7 +79,9 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
         summary = facts.get("summary", {"headline": facts.get("error", facts.get("said")), "tally": {}, "known": []})
         tally = summary["tally"]
         undecided = max(tally.get("undecided", 0), tally.get("gaps", 0)) > MOST_UNDECIDED * tally.get("cases", 0)
-        seldom = done.returncode == EXIT_UNKNOWN and not undecided and tally.get("reached", LEAST) < LEAST
+        # also of a crash the code is 125, and a patch may keep an engine from starting
+        broken = tally.get("lost") or any(summary.get(name) for name in ("findings", "unconfirmed", "refused"))
+        seldom = done.returncode == EXIT_UNKNOWN and not (undecided or broken) and tally.get("reached", LEAST) < LEAST
         reached += tally.get("reached", 0)
         line = f"{'nothing new' if seldom else FOUND.get(done.returncode, f'error {done.returncode}')}: {summary['headline']}"
         if known := [bug["id"] for bug in summary["known"] if bug["cases"]]:

@@ -203,6 +203,21 @@ def test_a_search_that_ends_by_an_error_cannot_tell(monkeypatch: pytest.MonkeyPa
     assert "no engine" in results[0][0]
 
 
+@pytest.mark.parametrize("broken", ["findings", "unconfirmed", "refused", "lost", ""])
+def test_a_search_that_a_patch_breaks_has_not_run_it_too_seldom(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    """Of a crash, and of an engine that does not start, the exit code of a search is 125 too."""
+    command = tmp_path / "eagletwin"
+    tally = {"cases": 20, "reached": 9, "undecided": 0, "gaps": 0, "lost": ["a block"] * (broken == "lost")}
+    facts = {"summary": {"headline": "H", "tally": tally, "known": []} | {broken: ["one"]}}
+    command.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\nexit 125\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
+    results = list(change.searched(ledger.wanted()["penalties"], tmp_path / REPORT, 0.1))
+    assert [code for _, code in results] == [125 if broken else 0] * len(change.SEARCHES) + [0]
+
+
 def test_a_fix_that_is_right_in_one_view_is_searched_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command = tmp_path / "eagletwin"
     command.write_text('#!/bin/sh\necho {\\"error\\": \\"$*\\"}\nexit 125\n')
