@@ -388,7 +388,11 @@ class KnownBugMatcher:
         return entry.revert is not None and not may_have(version, entry) and self._as_newest(entry.revert)
 
     def _as_newest(self, patch: Patch) -> bool:
-        return self._usual and self._edited_functions.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
+        return self._usual and self._leaves_alone(patch)
+
+    def _leaves_alone(self, patch: Patch) -> bool:
+        """Whether what a patch edits is as in the newest release, and no patch of the run edits it."""
+        return self._edited_functions.isdisjoint(patch.targets) and as_newest(self.host.source, patch)
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""
@@ -413,9 +417,7 @@ class KnownBugMatcher:
         entry = _ACCEPTED.get(view)
         if entry is None or entry.remedy is None:
             return True
-        edited = not self._edited_functions.isdisjoint(entry.remedy.targets)
-        as_released = as_newest(self.host.source, entry.remedy) and not edited
-        return as_released or self._has(entry, DECLARED_VIEW)
+        return self._leaves_alone(entry.remedy) or self._has(entry, DECLARED_VIEW)
 
     def applicable(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Live bugs that such a case may show in this view, and whose remedies fit together."""
