@@ -306,7 +306,8 @@ def test_flash_attention_s_kernel_is_its_stand_in_and_a_sum_counts_its_sink() ->
         for own in (None, sinks):
             ours = _attend(flash_attention.flash_attn_with_kvcache, "cpu", own, plan)
             found[number, own is not None] = theirs = _attend(real, "cuda", own, plan)
-            assert (theirs[0] - ours[0]).abs().max() < 2**-7 * 2  # a rounding of bfloat16 of outputs up to 2
+            # Outputs are rounded to bfloat16, so at worst to neighbours. The kernel rounds weights as well, of values below 4.
+            assert torch.allclose(theirs[0], ours[0], rtol=2**-7, atol=2**-9 * 4)
             assert (theirs[1] - ours[1]).abs().max() < 1e-5  # float32
     _, plain = found[0, False]
     assert torch.allclose(found[0, True][1], torch.logaddexp(plain, sinks.float()[:, None]), atol=1e-5)

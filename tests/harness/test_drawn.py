@@ -213,14 +213,16 @@ def test_a_search_on_a_gpu_or_in_bfloat16_draws_what_runs_there_and_names_the_re
 def test_the_least_is_named_that_is_to_be_left_out_of_a_mode() -> None:
     lines = not_looked_at((), (), Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", tp=2, attention="flashinfer"))
     assert "plain decode (--only plain-decode without --tp and without --device)" in lines
+    prefill = not_looked_at((), (), Mode(graphs=(1, 2), prefill_graphs=(16,)))
+    assert any(line.endswith("(--only deepseek-dsa without --prefill-graphs)") for line in prefill)
     last = {line.rpartition(" (--only ")[2] for line in lines if line.startswith("recipes: ")}
     assert last == {
         "llama-wide)",
         "deepseek-nextn with --graphs none)",  # within the bound its choices of experts are ties
         "llama-tiny without --attention)",
         "qwen3-moe-eagle3 without --device)",  # no graphs, and no FlashInfer
-        "deepseek-dsa-wide without --tp and without --attention)",  # and those of DeepSeek-V4 and Gemma-4
-        "qwen3-next-nextn without --tp and without --dtype and without --attention)",
+        "deepseek-dsa-wide without --attention and without --tp)",  # and those of DeepSeek-V4 and Gemma-4
+        "qwen3-next-nextn without --attention and without --tp and without --dtype)",
         "deepseek-dsa without --tp and without --device)",
     }
 

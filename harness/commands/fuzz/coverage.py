@@ -59,8 +59,8 @@ _HELD: Mapping[str, tuple[str, Any]] = {
     "small-trees": ("tree_size", SMALL_TREE),
     **VALUES,
 }
-# Options, and fields of Mode, without which a case may run that does not with them.
-_OPTIONS = ("pp", "tp", "dtype", "attention", "graphs", "device")
+# Options, and fields of Mode, without which a case may run that does not with them. The first of two that suffice is named.
+_OPTIONS = tuple(name for name in reversed(Mode.__struct_fields__) if name not in ("engine", "gpu"))
 
 
 def topics_of(case: Case) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def _without(mode: Mode, names: Collection[str]) -> Mode:
 
 
 def _left_out(names: Collection[str]) -> str:
-    said = [f"without --{name}" if name != "graphs" else "with --graphs none" for name in names]
+    said = [f"without --{name.replace('_', '-')}" if name != "graphs" else "with --graphs none" for name in names]
     return f" {' and '.join(said)}" if said else ""
 
 
