@@ -107,6 +107,13 @@ def test_a_search_says_first_what_is_changed_and_where_it_begins(tmp_path: Path)
         found = difference("0.0", [File(FILE, SOURCE.encode(), text.encode())])
         measured = change_in(Source(str(tmp_path), (tmp_path,), "0.0+dirty", found))
         assert fnmatch(measured.text, f"changed: {said}*"), measured.text
+    backend, text = "sglang/srt/layers/attention/flashinfer_backend.py", SOURCE.replace("batch.add(1)", "batch.add(2)")
+    (tmp_path / backend).parent.mkdir(parents=True)
+    (tmp_path / backend).write_text(text)
+    found = difference("0.0", [File(backend, SOURCE.encode(), text.encode())])
+    said = change_in(Source(str(tmp_path), (tmp_path,), "0.0+dirty", found)).text
+    assert "no measured case" in said
+    assert f"--device cuda --dtype bfloat16 --attention flashinfer alone runs {backend}:" in said
     assert change_in(Source()).text == ""
 
 

@@ -10,14 +10,14 @@ import ast
 import dataclasses
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, combinations
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +28,7 @@ from eagletwin.cases.strategies import VALUES as FOCUS_VALUES
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch, join_names, needs_cuda
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.run_spec import CPU, Mode
+from eagletwin.harness.core.run_spec import CPU, Attention, Mode
 from eagletwin.harness.core.terminal import count, nearest
 from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.source import Source
@@ -100,7 +100,7 @@ def held_by(only: Sequence[str], mode: Mode) -> dict[str, Any]:
     for topic in (_BY_KEY[name] for name in only if name in _BY_KEY):
         models = [name for name, one in RECIPES.items() if runs_on(one, mode.engine) and topic.has(_smallest(name))]
         if models and all(family_of(RECIPES[name]).asked_for for name in models):
-            found.setdefault("model", next((name for name in models if runs_in(_smallest(name), mode)), models[0]))
+            found.setdefault("model", next((name for name in models if _runs(name, mode)), models[0]))
     return found
 
 
@@ -151,13 +151,17 @@ def _of_recipe(model: str, mode: Mode) -> str:
     for dtype in ("", "bfloat16"):  # one recipe knows this type alone
         for names in sets:
             there = _without(mode, names)
-            if runs_in(_smallest(model), replace(there, dtype=dtype) if dtype else there):
+            if _runs(model, replace(there, dtype=dtype) if dtype else there):
                 return _left_out(names) + f" with --dtype {dtype}" * bool(dtype)
     raise AssertionError(f"{model} runs in no mode")
 
 
 def _smallest(model: str) -> Case:
     return Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))
+
+
+def _runs(model: str, mode: Mode) -> bool:
+    return runs_in(_smallest(model), mode)
 
 
 def _without(mode: Mode, names: Collection[str]) -> Mode:
@@ -188,7 +192,7 @@ RARE: Mapping[Setting, str] = {
 
 def mode_for(name: str, mode: Mode = CPU) -> Mode:
     """The mode in which something of RARE runs: the same, or with another data type."""
-    return mode if name not in RECIPES or runs_in(_smallest(name), mode) else replace(mode, dtype="bfloat16")
+    return mode if name not in RECIPES or _runs(name, mode) else replace(mode, dtype="bfloat16")
 
 
 class Coverage(Struct, frozen=True):
@@ -232,15 +236,28 @@ class Measured:
         functions = [name.rpartition(".")[2] for one in self.changes for name in one.functions]
         elsewhere = [name for one in self.changes for name in (*one.modules, *one.removed, *one.files)]
         places = [place for one in self.changes for place in one.places]
-        gated = [place for one in self.changes for place, gate in one.gates.items() if needs_cuda(gate)]
         topics = self.topics
         parts = [
             f"{count(len(functions), 'function')} ({join_names(functions)})" if functions else join_names(elsewhere),
             count(len(places), "statement") if places else "",
             f"the search begins with {', '.join(topics)}" if topics else "no measured case is known to run it",
-            f"--device cuda alone runs {join_names(gated)}" if gated else "",
+            *(f"--device cuda{option} alone runs {join_names(each)}" for option, each in self._by_a_gpu().items()),
         ]
         return f"changed: {'; '.join(filter(None, parts))}"
+
+    def _by_a_gpu(self) -> dict[str, list[str]]:
+        """The further options with which a GPU runs what a CPU does not -> the changed places."""
+        backends = [
+            name for name in get_args(Attention) if not any(_runs(one, replace(CPU, attention=name)) for one in RECIPES)
+        ]
+        found = defaultdict[str, list[str]](list)
+        for one in self.changes:
+            for place in one.places:
+                if named := [name for name in backends if Path(place).name.startswith(f"{name}_")]:
+                    found[f" --dtype bfloat16 --attention {named[0]}"].append(place)
+                elif needs_cuda(one.gates.get(place, "")):
+                    found[""].append(place)
+        return found
 
     @property
     def rare(self) -> tuple[str, ...]:
