@@ -227,18 +227,19 @@ class Block:
     @property
     def probe(self) -> Case:
         """The smallest case of the block's configuration, which has all that its requests may ask for."""
-        return self._launched(self._probe)
+        return self.launched(self.bare_probe, self.production)
 
-    def _launched(self, case: Case) -> Case:
+    def launched(self, case: Case, production: Mapping[str, Any]) -> Case:
         """The case on the block's engine, launched as its users do."""
         return (
             on_vllm(case, whole_budget=self.number % 2 > 0, ahead=self.number // 2 % 2 == 0)
             if self.engine == "vllm"
-            else with_settings(case, **self.production)
+            else with_settings(case, **production)
         )
 
     @property
-    def _probe(self) -> Case:
+    def bare_probe(self) -> Case:
+        """The probe, not launched in any way."""
         asks = [REQUEST_OPTIONS[name] for name in self.asks if REQUEST_OPTIONS[name].example is not None]
         request, aborted = Request(id="a", prompt=(0,), max_new_tokens=1), "a"
         requests: tuple[Request, ...] = (_example(request, asks),)
@@ -273,7 +274,8 @@ class Block:
         if self.stages > 1:
             drawn = drawn.map(without_pauses)
         drawn = with_request_options(drawn, self.asks) if self.asks else drawn
-        return drawn.map(self._launched) if self.production or self.engine != DEFAULT_ENGINE else drawn
+        bare = not self.production and self.engine == DEFAULT_ENGINE
+        return drawn if bare else drawn.map(lambda case: self.launched(case, self.production))
 
     @property
     def sizes(self) -> Sizes:
@@ -418,21 +420,25 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number) if asked.engine == DEFAULT_ENGINE else {}
 
-    launches = _launches(seed, number, asked)
+    ways = _ways(seed, number, asked)
 
     def draw(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
         block = _draw_block(random, guided, seed, number, model, asked, wanted, tree)
         if block is None:
             return None
-        each = (one for production in launches for one in _in_production(block, asked, production))
-        for one in each:
-            probe = one.probe
+        probes = dict[tuple[str, ...], Case]()
+        for production, more in ways:
+            asks = (*block.asks, *more)
+            if asks not in probes:
+                probes[asks] = replace(block, asks=asks).bare_probe
+            probe = block.launched(probes[asks], production)
             if asked.wanted(probe):  # the cheaper question
                 plain = block.probe
                 if not admits(plain):
                     return None
                 if probe == plain or admits(probe):
-                    return one
+                    retract = asked.retract and not production.get("overlap")
+                    return replace(block, production=production, retract=retract, asks=asks)
         return None
 
     for attempt in range(_TRIES):
@@ -464,6 +470,18 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     return found
 
 
+def _ways(seed: int, number: int, asked: SearchConstraints) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """How a block may be launched, what is drawn for it first, and what requests then ask for in addition: nothing, or aborts
+    inside a step, which come first in a part of the blocks with overlap. Without overlap they are one kind of aborts between
+    steps, and no block has them where it is not to."""
+    in_step = Random(f"{seed} {number} {IN_STEP}").random() < _IN_STEP
+    found = list[tuple[dict[str, Any], tuple[str, ...]]]()
+    for production in _launches(seed, number, asked):
+        first = in_step and (asked.overlap or production.get("overlap", False))
+        found += [(production, more) for more in ([()] if asked.asks else [(IN_STEP,), ()] if first else [(), (IN_STEP,)])]
+    return [one for place, one in enumerate(found) if one not in found[:place]]
+
+
 def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str, Any]]:
     """How a block may be launched, what is drawn for it first: three in four as users do. Then what most of them have of that,
     all together, each alone, and none, for a search that wants one, or what one of them excludes."""
@@ -477,18 +495,6 @@ def _launches(seed: int, number: int, asked: SearchConstraints) -> list[dict[str
     most = {name: value for name, value in drawn.items() if name in whole}
     alone = ({name: value} for name, value in whole.items())
     return [drawn, most, whole, *(whole | one for one in rest), *alone, *rest, {}]
-
-
-def _in_production(block: Block, asked: SearchConstraints, production: Mapping[str, Any]) -> tuple[Block, ...]:
-    """The block launched in this way, and the same with aborts inside a step, which come first in a part of the blocks with
-    overlap. Without overlap they are one kind of aborts between steps, and no block has them where it is not to."""
-    overlap = asked.overlap or production.get("overlap", False)
-    block = replace(block, production=production, retract=asked.retract and not production.get("overlap"))
-    if asked.asks:
-        return (block,)
-    both = (block, replace(block, asks=(*block.asks, IN_STEP)))
-    first = overlap and Random(f"{block.seed} {block.number} {IN_STEP}").random() < _IN_STEP
-    return both[::-1] if first else both
 
 
 def _turns(asked: SearchConstraints) -> list[str]:
