@@ -89,9 +89,11 @@ class Scaled(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.scale = torch.nn.Parameter(torch.ones(2)), 2.0
+        self._calls: set[int] = set()
 
     @tape.fused
     def forward_native(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._calls.add(len(self._calls))
         return residual, x * self.weight * self.scale, (x + residual).add_(1)
 
 
@@ -107,6 +109,21 @@ def test_what_is_one_kernel_on_a_gpu_is_one_node_of_its_module_as_it_was() -> No
     graph.replay()
     assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [20, 28], [6, 6])
     assert numbers(module.forward_native(x, residual)[1]) == [0, 0], "outside of a capture it is Python"
+
+
+def test_what_is_one_kernel_runs_once_for_its_numbers_and_shapes_while_graphs_are_captured() -> None:
+    module, wide, residual = Scaled(), torch.ones(3, 2), torch.full((2,), 3.0)
+    call, calls = module.forward_native, module._calls
+    captured(lambda: call(torch.ones(2), residual))
+    before = len(calls)
+    again, ((same, scaled, added), (_, wider, _)) = captured(lambda: (call(wide[0], residual), call(wide, residual)))
+    assert len(calls) == before + 1, "a wider one is known from nothing"
+    again.replay()
+    assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [2, 2], [5, 5])
+    assert numbers(wider) == [[2, 2]] * 3
+    module.scale = 5.0
+    captured(lambda: call(wide[0], residual))
+    assert len(calls) == before + 4, "two replays of nodes, and a call with another number"
 
 
 def test_memory_that_nobody_wrote_is_poison() -> None:
