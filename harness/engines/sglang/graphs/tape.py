@@ -177,7 +177,8 @@ class recording_off:  # noqa: N801  a class, because thousands of nodes enter it
     def __enter__(self) -> None:
         global _off
         self._before, _off = _off, True
-        self._no_modes: Any = torch._C._DisableTorchDispatch()
+        guard: Any = torch._C._DisableTorchDispatch
+        self._no_modes = guard()
         self._no_modes.__enter__()
 
     def __exit__(self, *error: Any) -> None:
