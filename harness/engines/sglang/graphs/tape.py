@@ -223,9 +223,9 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fused(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module in torch, which writes nothing, in the place of one kernel: one node, whatever it does inside. The
-    module's numbers are baked in, and its tensors are their memory, as in a launch. As a launch, it does not run while a graph
-    is captured, once it is known which tensors it gives for such numbers and shapes."""
+    """A method of a module in torch, in the place of one kernel: one node, whatever it does inside. It writes to no tensor but
+    those of its arguments that it returns. The module's numbers are baked in, and its tensors are their memory, as in a launch.
+    As a launch, it does not run while a graph is captured, once it is known what it gives for such numbers and shapes."""
     known: dict[Any, tuple[Sequence[Tensor], Any]] = {}  # numbers and shapes -> what it was given, and gave
 
     @functools.wraps(method)
@@ -241,11 +241,12 @@ def fused(method: Callable[..., Any]) -> Callable[..., Any]:
             if numbers in known:
                 result = _anew(*known[numbers], reads)
             else:
+                Tape.now.keep((frozen[1:], named))
                 result = hand_on(method, *frozen, **named)
                 if _follows_from_shapes(result, reads):
                     known[numbers] = reads, result
             made, run = _to_make(method, frozen, named, reads, result)
-            Tape.now.add(run, made, reads, ())
+            Tape.now.add(run, made, reads, [one for one in tensors(result) if any(one is other for other in reads)])
         return result
 
     return call
