@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -89,9 +89,11 @@ class Scaled(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.scale = torch.nn.Parameter(torch.ones(2)), 2.0
+        self._calls: set[int] = set()
 
     @tape.fused
     def forward_native(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._calls.add(len(self._calls))
         return residual, x * self.weight * self.scale, (x + residual).add_(1)
 
 
@@ -107,6 +109,54 @@ def test_what_is_one_kernel_on_a_gpu_is_one_node_of_its_module_as_it_was() -> No
     graph.replay()
     assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [20, 28], [6, 6])
     assert numbers(module.forward_native(x, residual)[1]) == [0, 0], "outside of a capture it is Python"
+
+
+def test_what_is_one_kernel_runs_once_for_its_numbers_and_shapes_while_graphs_are_captured() -> None:
+    module, wide, residual = Scaled(), torch.ones(3, 2), torch.full((2,), 3.0)
+    call, calls = module.forward_native, module._calls
+    captured(lambda: call(torch.ones(2), residual))
+    before = len(calls)
+    again, ((same, scaled, added), (_, wider, _)) = captured(lambda: (call(wide[0], residual), call(wide, residual)))
+    assert len(calls) == before + 1, "a wider one is known from nothing"
+    again.replay()
+    assert (numbers(same), numbers(scaled), numbers(added)) == ([3, 3], [2, 2], [5, 5])
+    assert numbers(wider) == [[2, 2]] * 3
+    module.scale = 5.0
+    captured(lambda: call(wide[0], residual))
+    assert len(calls) == before + 4, "two replays of nodes, and a call with another number"
+
+
+class Overwriting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: set[int] = set()
+
+    def forward_native(self, x: Tensor, residual: Tensor | None = None, post: Tensor | None = None) -> Any:
+        self.calls.add(len(self.calls))
+        return x * 2 if residual is None else (x * 2, x + residual + (0 if post is None else post))
+
+
+def test_what_writes_over_its_arguments_on_a_gpu_does_so_in_a_graph_and_outside() -> None:
+    class Both(Overwriting):
+        forward_native = tape.fused(gates.write_over(Overwriting.forward_native, (0, 1)))
+
+    module, given = Both(), [(torch.ones(2), torch.full((2,), 3.0)) for _ in range(3)]
+    result = module.forward_native(*given[0])
+    assert all(one is other for one, other in zip(result, given[0], strict=True))
+    assert [numbers(one) for one in given[0]] == [[2, 2], [4, 4]]
+    assert numbers(module.forward_native(given[0][0])) == [4, 4]
+    assert numbers(given[0][0]) == [2, 2], "without a residual there is a new tensor"
+    for x, residual in given[1:]:  # the second is known, and does not run
+        graph, (same, _) = captured(lambda x=x, residual=residual: module.forward_native(x, residual))  # type: ignore[misc]
+        assert (numbers(x), numbers(residual)) == ([1, 1], [3, 3]), "a capture runs nothing"
+        assert same.data_ptr() == x.data_ptr()
+        assert {one.data_ptr() for one in graph.nodes[0].written} == {x.data_ptr(), residual.data_ptr()}
+        graph.replay()
+        graph.replay()
+        assert (numbers(x), numbers(residual)) == ([4, 4], [6, 6])
+    assert len(module.calls) == 7
+    _, residual = module.forward_native(given[0][0], given[0][1], torch.ones(2))
+    assert residual is not given[0][1], "what is added in front makes a new residual"
 
 
 def test_memory_that_nobody_wrote_is_poison() -> None:
@@ -374,6 +424,163 @@ def test_a_fault_of_graph_code_is_named(host: Host, patch: Patch, rules: tuple[s
     found = found_rules(host, patch, "llama-tiny", 1)
     assert found
     assert found[0] in rules
+
+
+def batch(model: str = "llama-tiny", **settings: Any) -> Case:
+    return in_production(batch_of(3, model), **settings)
+
+
+def sampling() -> Case:
+    """One request is greedy, and the temperatures of two differ."""
+    ways = (None, Sampling(temperature=2.0), Sampling(temperature=0.5))
+    case = batch(rejection_sampling=True)
+    return replace(case, requests=tuple(replace(one, sampling=way) for one, way in zip(case.requests, ways, strict=True)))
+
+
+def arriving() -> Case:
+    """The prefill of one, in a graph, is between two rounds of a batch that stays as it is."""
+    a, b, *_ = staggered().requests
+    late = Request(id="c", prompt=(9, 1, 1, 30, 31, 32, 2, 8, 60), max_new_tokens=8, arrive=4)
+    case = replace(staggered(), requests=(*(replace(one, max_new_tokens=20) for one in (a, b)), late))
+    return in_production(case, overlap=False, prefill_graphs=(16, 64))
+
+
+_COMMON = "sglang.srt.speculative.eagle_worker_common"
+_RELAY = "sglang.srt.managers.overlap_utils.FutureMap"
+_KERNELS = "sglang.kernels.ops.speculative.eagle"
+_PLAN = "self.draft_extend_attn_backend.init_forward_metadata_out_graph(fb_view)"
+_PUBLISH = "        self._publish_read_done(in_graph=False)"
+# A fault, the case that shows it, and the rule that names it
+IN_CASES: tuple[tuple[Patch, Callable[[], Case], str], ...] = (
+    (
+        planted(
+            "states-that-a-norm-writes-over",
+            "sglang.srt.layers.aux_hidden_states.AuxHiddenStateList.capture",
+            "hidden if owned else hidden.clone()",
+            "hidden",
+        ),
+        lambda: batch("llama-eagle3"),
+        "target.hidden",
+    ),
+    (
+        planted("states-in-memory-of-a-graph", _EXTEND, "out.hidden_states[:raw_bs].clone()", "out.hidden_states[:raw_bs]"),
+        arriving,
+        "draft.hidden_in",
+    ),
+    (
+        planted("slots-of-padding-of-draft-extend", _EXTEND, "buffers.out_cache_loc.zero_()", "buffers.out_cache_loc.fill_(1)"),
+        batch,
+        "draft.kv",
+    ),
+    (
+        Patch(
+            name="reads-that-are-done-before-they-begin",
+            edits=(
+                Edit(
+                    target=_EXTEND,
+                    match=_PLAN,
+                    replacement=f"{_PUBLISH.strip()}\nearly = self.model_runner.shared_read_done_event\n{_PLAN}",
+                ),
+                Edit(
+                    target=_EXTEND,
+                    match=f"if shared_read_ends is SharedReadEnds.PRE_REPLAY:\n{_PUBLISH}",
+                    replacement="self.model_runner.shared_read_done_event = early",
+                ),
+                Edit(
+                    target=_EXTEND,
+                    match=f"if shared_read_ends in (SharedReadEnds.IN_REPLAY, SharedReadEnds.POST_REPLAY):\n{_PUBLISH}",
+                    replacement="pass",
+                ),
+            ),
+        ),
+        batch,
+        "race.order",
+    ),
+    (
+        planted(
+            "padding-of-verify",
+            "sglang.srt.model_executor.cuda_graph_buffer_registry.CudaGraphBufferRegistry.fill_from",
+            "slot.reset_padding(raw_n, padded_n)",
+            "pass",
+        ),
+        lambda: in_production(staggered(), overlap=False),
+        "target.kv",
+    ),
+    (
+        planted(
+            "bonus-tokens-of-a-chain-tree",
+            f"{_KERNELS}.build_chain_tree",
+            "bonus_tokens.stride(0),",
+            "0 * bonus_tokens.stride(0),",
+        ),
+        lambda: batch(attention_backend="fa3"),
+        "verify.inputs",
+    ),
+    (
+        planted(
+            "steps-of-states",
+            f"{_KERNELS}.prepare_verify_commit_outputs",
+            "bonus, (last_steps, track_steps)",
+            "bonus, ((last_steps - 1).clamp(min=0), track_steps)",
+        ),
+        lambda: batch("qwen3-next-nextn"),
+        "target.state",
+    ),
+    (
+        planted(
+            "width-of-draft-extend",
+            f"{_KERNELS}.prepare_draft_extend_layout",
+            "seq_lens.stride(0),\n            num_draft_tokens,",
+            "seq_lens.stride(0),\nnum_draft_tokens - (bs > 1),",
+        ),
+        batch,
+        "draft.positions",
+    ),
+    (
+        planted(
+            "prepared-positions-of-another",
+            f"{_COMMON}.prepare_for_draft",
+            "prepared_positions\n        if prepared_positions is not None",
+            "prepared_positions.roll(1)\nif prepared_positions is not None",
+        ),
+        batch,
+        "draft.positions",
+    ),
+    (
+        planted("relay-of-states", f"{_RELAY}.stash", "payload.hidden_states.to(", "payload.hidden_states.roll(1, 0).to("),
+        batch,
+        "draft.hidden_in",
+    ),
+    (
+        planted(
+            "relay-of-candidates", f"{_RELAY}.stash", "self.topk_index_buf[indices]", "self.topk_index_buf[indices.flip(0)]"
+        ),
+        batch,
+        "draft.proposal",
+    ),
+    (
+        planted("top-ks", f"{_DRAFT}.execute", "self.top_ks[:raw_bs].copy_(", "self.top_ks[:raw_bs].clone().copy_("),
+        sampling,
+        "draft.proposal",
+    ),
+    (
+        planted("temperatures", f"{_DRAFT}.execute", "self.temperatures[:raw_bs].copy_(", "self.temperatures[:raw_bs].add("),
+        sampling,
+        "draft.proposal",
+    ),
+    (
+        planted("draft-probs", f"{_DRAFT}.execute", "buffers.draft_probs[:raw_bs].copy_(", "buffers.draft_probs[:raw_bs].add("),
+        sampling,
+        "draft.proposal",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("patch", "case", "rule"), [*IN_CASES[:2], *long(*IN_CASES[2:])], ids=lambda value: getattr(value, "name", "")
+)
+def test_a_fault_is_named_in_its_case(host: Host, patch: Patch, case: Callable[[], Case], rule: str) -> None:
+    assert Trials(host, RunSpec(patches=(patch,))).look_alone(case()).verdict.rule == rule
 
 
 CATALOGUE = [("llama-tiny", topk, "triton", patch) for topk in (1, 3) for patch in SINGLE_HEAD]

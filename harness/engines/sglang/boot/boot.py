@@ -145,6 +145,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         _make_able(case, mode)
         if mode.graphs or settings.cuda_branches:
             install.copy_between_host_and_device(SHIMS)
+        if settings.cuda_branches:
+            gates.write_over_arguments(SHIMS)
         if mode.graphs:
             install.prepare(mode, frozen=recipe.frozen, shims=SHIMS)
             if mode.dp > 1:

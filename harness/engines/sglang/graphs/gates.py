@@ -2,14 +2,22 @@
 
 `Tensor.is_cuda` is true where one of these modules asks for it, and nowhere else; their own flags are set. GATES says of each
 place where speculative, scheduling, caching and capturing code asks for the device whether it is open, and why not.
+
+Kernels of CUDA that write over what they are given do so here, too (`write_over`).
 """
 
+import contextlib
+import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from eagletwin.harness.engines.inside.blame import hand_on
 
 from ..compat import attention
 from . import streams
@@ -124,6 +132,40 @@ class _IsCuda:
         if tensor is None:
             return self
         return sys._getframe(1).f_globals.get("__name__") in TENSORS or self._real.__get__(tensor, owner)
+
+
+# Modules below sglang.srt.layers, and their classes whose kernel on CUDA leaves its results in its arguments, of these numbers
+_IN_PLACE = {
+    "layernorm": (("RMSNorm", "GemmaRMSNorm", "Gemma3RMSNorm"), (0, 1)),  # x and the residual; x alone is left as it is
+    "rotary_embedding.base": (("RotaryEmbedding",), (1, 2)),  # query and key
+}
+
+
+def write_over(method: Callable[..., Any], places: tuple[int, int]) -> Callable[..., Any]:
+    """A method in torch that gives two tensors, with these in the memory of the arguments of these numbers, as CUDA's does."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = hand_on(method, self, *args, **kwargs)
+        given = [*args, *kwargs.values()]  # SGLang names none that comes before these
+        if not isinstance(result, tuple) or any(one is not None for one in given[places[1] + 1 :]):
+            return result
+        kept: list[Tensor] = [given[place] for place in places]
+        for memory, value in zip(kept, result, strict=True):
+            memory.copy_(value)
+        return tuple(kept)
+
+    return call
+
+
+def write_over_arguments(shims: list[str]) -> None:
+    """Before graphs are prepared, which make one node of each of these methods."""
+    for name, (classes, places) in _IN_PLACE.items():
+        with contextlib.suppress(ImportError):  # an older release keeps them elsewhere
+            layers: Any = importlib.import_module(f"sglang.srt.layers.{name}")
+            for one in filter(None, (getattr(layers, each, None) for each in classes)):
+                one.forward_native = write_over(one.forward_native, places)
+                shims.append(f"{one.__name__}.forward_native: its results are in its arguments, as CUDA's are")
 
 
 def take_cuda_branches(shims: list[str]) -> None:

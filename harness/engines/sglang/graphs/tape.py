@@ -18,7 +18,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -26,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 import triton
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagletwin.harness.engines.inside.blame import CaptureError, hand_on, own_code
 
@@ -35,12 +34,14 @@ _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 _RESHAPE_IN_PLACE = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_")
 _INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 _WAITING = ("item", "_local_scalar_dense", "is_nonzero", "equal")
+_VIEWS = ("_unsafe_view",)  # and operations whose schema says it
 _LIFTS = ("lift_fresh", "lift_fresh_copy")
 _REFUSED = (*_WAITING, *_LIFTS, *_INDEX, *_RESHAPE_IN_PLACE, "repeat_interleave")
 _REFUSED_TAGS = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
 _BELOW = (str(Path(__file__).parents[3]), *torch.__path__, *triton.__path__)  # frames that are not SGLang's
 _NOWHERE = ("", 0, "")
 _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # of arguments, most of them
+_TREES = (list, tuple, dict)
 _MEETS = "c10d"  # the namespace of collectives
 
 
@@ -51,8 +52,7 @@ class Watcher(Protocol):
 watcher: Watcher | None = None  # sees which memory each replay reads and writes
 
 
-@dataclass(frozen=True, slots=True)
-class TapeNode:
+class TapeNode(NamedTuple):
     """run: in a replay, on the memory of the capture. made: tensors that it gives; given, written: what it reads and writes
     beside these; where: in SGLang's code, for an error."""
 
@@ -171,16 +171,20 @@ def capturing() -> bool:
     return Tape.now is not None
 
 
-@contextlib.contextmanager
-def recording_off() -> Iterator[None]:
+class recording_off:  # noqa: N801  a class, because thousands of nodes enter it
     """What runs in it is neither recorded nor refused."""
-    global _off
-    before, _off = _off, True
-    try:
-        with _disable_current_modes():
-            yield
-    finally:
-        _off = before
+
+    def __enter__(self) -> None:
+        global _off
+        self._before, _off = _off, True
+        guard: Any = torch._C._DisableTorchDispatch
+        self._no_modes = guard()
+        self._no_modes.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        global _off
+        self._no_modes.__exit__(*error)
+        _off = self._before
 
 
 def poison(made: tuple[Tensor, ...]) -> None:
@@ -219,8 +223,10 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fused(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module in torch, which writes nothing, in the place of one kernel: one node, whatever it does inside. The
-    module's numbers are baked in, and its tensors are their memory, as in a launch."""
+    """A method of a module in torch, in the place of one kernel: one node, whatever it does inside. It writes to no tensor but
+    those of its arguments that it returns. The module's numbers are baked in, and its tensors are their memory, as in a launch.
+    As a launch, it does not run while a graph is captured, once it is known what it gives for such numbers and shapes."""
+    known: dict[Any, tuple[Sequence[Tensor], Any]] = {}  # numbers and shapes -> what it was given, and gave
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,12 +237,44 @@ def fused(method: Callable[..., Any]) -> Callable[..., Any]:
             module = object.__new__(type(self))
             vars(module).update(_frozen(vars(self), reads))
             frozen, named = (module, *_frozen(args, reads)), _frozen(kwargs, reads)
-            result = hand_on(method, *frozen, **named)
+            numbers = _numbers((vars(module), frozen[1:], named))
+            if numbers in known:
+                result = _anew(*known[numbers], reads)
+            else:
+                Tape.now.keep((frozen[1:], named))
+                result = hand_on(method, *frozen, **named)
+                if _follows_from_shapes(result, reads):
+                    known[numbers] = reads, result
             made, run = _to_make(method, frozen, named, reads, result)
-            Tape.now.add(run, made, reads, ())
+            Tape.now.add(run, made, reads, [one for one in tensors(result) if any(one is other for other in reads)])
         return result
 
     return call
+
+
+def _numbers(tree: Any) -> Any:
+    """All that the shapes of a kernel's results depend on."""
+    if type(tree) in _LEAVES:
+        return tree
+    if isinstance(tree, Tensor):
+        return tree.dtype, tree.shape, tree.stride()
+    if isinstance(tree, dict):
+        return tuple((name, _numbers(part)) for name, part in tree.items())
+    return tuple(map(_numbers, tree)) if isinstance(tree, _TREES) else None
+
+
+def _follows_from_shapes(result: Any, reads: Sequence[Tensor]) -> bool:
+    """Whether each tensor of it is one of those that were read, or floats in memory of their own."""
+    made = [one for one in tensors(result) if all(one is not other for other in reads)]
+    places = [one.untyped_storage().data_ptr() for one in (*reads, *made)]
+    alone = all(one.untyped_storage().nbytes() == one.nbytes and places.count(one.data_ptr()) == 1 for one in made)
+    return alone and all(one.is_floating_point() for one in made)
+
+
+def _anew(reads: Sequence[Tensor], result: Any, now: Sequence[Tensor]) -> Any:
+    """A result of these shapes. What was one of `reads` is the same one of those that are read now."""
+    read = {id(one): new for one, new in zip(reads, now, strict=True)}
+    return _map(lambda one: read[id(one)] if id(one) in read else torch.empty_like(one), result)
 
 
 def launch(run: Callable[..., Any], kernel: Any, grid: Any, args: Any, kwargs: Any, written: Sequence[Tensor]) -> None:
@@ -359,7 +397,7 @@ class _Kind(NamedTuple):
 @functools.cache
 def _kind_of(function: Any) -> _Kind:
     schema, name = function._schema, function._schema.name.removeprefix("aten::")
-    views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    views = name in _VIEWS or all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     refused = not _REFUSED_TAGS.isdisjoint(function.tags) or name in _REFUSED
     return _Kind(name, views and not refused and len(schema.returns) > 0, refused)
 
@@ -430,7 +468,7 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
         return
     if isinstance(tree, Tensor):
         found.append(tree)
-    elif isinstance(tree, list | tuple | dict):
+    elif isinstance(tree, _TREES):
         for part in tree.values() if isinstance(tree, dict) else tree:
             _collect(part, found)
 
@@ -451,10 +489,12 @@ def _map(change: Callable[[Tensor], Any], tree: Any) -> Any:
         return tree
     if isinstance(tree, Tensor):
         return change(tree)
-    if isinstance(tree, list | tuple):
-        parts = [_map(change, part) for part in tree]
-        return parts if isinstance(tree, list) else tuple(parts)
-    return {name: _map(change, part) for name, part in tree.items()} if isinstance(tree, dict) else tree
+    if not isinstance(tree, _TREES):
+        return tree
+    if isinstance(tree, dict):
+        return {name: _map(change, part) for name, part in tree.items()}
+    parts = [_map(change, part) for part in tree]
+    return parts if isinstance(tree, list) else tuple(parts)
 
 
 def _caller() -> tuple[str, int, str]:
