@@ -24,7 +24,7 @@ from eagletwin.harness.core.case import (
     VLLMSettings,
 )
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, DEFAULT_RUN, Engine, RunSpec
+from eagletwin.harness.core.run_spec import DEFAULT_ENGINE, DEFAULT_RUN, Dtype, Engine, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 # What the files of the ledger take from here besides the classes below.
@@ -82,7 +82,7 @@ class Needs:
     """
 
     device: str = ""
-    dtype: str = ""
+    dtype: Literal["", Dtype] = ""
     attention: str = ""
     graphs: bool = False
     prefill_graphs: bool = False

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import CPU, TITLES, Mode, mode_of_case
+from eagletwin.harness.core.run_spec import CPU, TITLES, Dtype, Mode, mode_of_case
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.families.valid import admits, check_case, not_in_stages
@@ -45,7 +45,8 @@ def on_a_cpu(entry: Entry) -> Mode:
     needs = entry.needs
     if needs is None or needs.device not in ("", "cpu"):
         return replace(CPU, engine=entry.engine)
-    return Mode(overlap=bool(needs.overlap), pp=needs.pp, engine=entry.engine)
+    dtype: Dtype = needs.dtype or CPU.dtype
+    return Mode(overlap=bool(needs.overlap), pp=needs.pp, dtype=dtype, engine=entry.engine)
 
 
 def case_in(entry: Entry, mode: Mode = CPU) -> Case | None:

@@ -63,8 +63,8 @@ def follows_from_experts(rule: str) -> bool:
     return rule.startswith((*_OF_TARGET, *_OF_DRAFT))
 
 
-# How ties in choices of experts are decided: by a nudge, as the trace has it, or as they are (None)
-Ties = Nudge | Literal["as the trace"] | None
+# How ties in choices of experts are decided: by a nudge; as the trace has it, last or in this life; or as they are (None)
+Ties = Nudge | Literal["as the trace"] | int | None
 
 
 def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
@@ -87,7 +87,8 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
 # follow where rounding admits them.
 #
 # A row's choices are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
-# request that computed it. Called by replay.py.
+# request that computed it. A retraction ends a life of its request, whose rows are computed again in the next: the reference
+# then follows one life, in which a row that was computed earlier alone is as it was. Called by replay.py.
 
 _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 _INDEXER = "indexer.wk.weight"
@@ -97,7 +98,7 @@ Choice = dict[str, Array]  # of one row: `experts` [layers, K], `chosen` rows [l
 
 @dataclass(slots=True)
 class RoutedRows:
-    """Choices of the committed rows of a target or a draft.
+    """Choices of the committed rows of a target or a draft, in one life of each request.
 
     own  by request and row; by_prefix: by the tokens that a row has seen
     """
@@ -117,6 +118,7 @@ class Routed:
     within  how far off the difference of two scores of experts may be, as a share of the largest; index_within: index scores
     steps   choices of each of draft decode's rows, by request, round and step
     again   requests of which a row was computed twice, and made other choices: no one reference has both
+    lives   iterations in which each request's rows began to be computed again
     """
 
     within: float
@@ -124,6 +126,7 @@ class Routed:
     rows: dict[str, RoutedRows]
     steps: dict[tuple[str, int, int], list[Choice]]
     again: set[str]
+    lives: dict[str, list[int]]
 
     def target(self, weights: Mapping[str, Tensor], shape: LlamaShape, replays: Sequence[Any]) -> Mapping[str, Tensor]:
         """The target's weights, with what rows 0..T-2 of each replay went to."""
@@ -179,10 +182,11 @@ def _of_layers(
     return of_layer | {f"{prefix}{WITHIN}": within for prefix in prefixes}
 
 
-def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: int) -> Routed:
-    """What a trace says."""
-    within = index_within(bounds, trace.header.engine.device)
-    found = Routed(bounds.tie, within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: int, life: int | None = None) -> Routed:
+    """What a trace says, by the end of each request's life of this number; None: of its last."""
+    within, most = index_within(bounds, trace.header.engine.device), len(trace.header.records) if life is None else life
+    found = Routed(bounds.tie, within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set(), {})
+    computed = dict[tuple[str, int], int]()  # the life in which a row of the target was computed last, by request and row
     of_stories = {name: _prefixes(replay.tokens) for name, replay in replays.items()}
     for number, record in enumerate(trace.header.records):
         names = [name for name in ("experts", "chosen") if name in record.tensors]
@@ -198,16 +202,23 @@ def routed_of(trace: Trace, replays: Mapping[str, Any], bounds: Bounds, ahead: i
             found.steps |= {(record.request, record.round, step): [row] for step, row in enumerate(chosen, 1)}
             continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
-        prefixes = of_stories[record.request][seen:]
-        for row, index in committed_rows(record, replay, len(chosen)):
-            if row >= len(prefixes) or index >= len(chosen):
-                continue
-            before = found.rows[part].own.get((record.request, row))
-            known = names if before is None else [name for name in names if name in before]
-            if before is not None and any(not np.array_equal(before[name], chosen[index][name]) for name in known):
+        prefixes, rows = of_stories[record.request][seen:], found.rows[part]
+        own = [
+            pair for pair in committed_rows(record, replay, len(chosen)) if pair[0] < len(prefixes) and pair[1] < len(chosen)
+        ]
+        lives = found.lives.setdefault(record.request, [])
+        if record.stage == _PREFILLS[0] and any(computed.get((record.request, row)) == len(lives) for row, _ in own):
+            lives.append(record.iteration)
+        for row, index in own:
+            before = rows.own.get((record.request, row), chosen[index])
+            if any(not np.array_equal(before[name], chosen[index][name]) for name in names if name in before):
                 found.again.add(record.request)
-            found.rows[part].own[record.request, row] = chosen[index]
-            found.rows[part].by_prefix[prefixes[row]] = chosen[index]
+            if part == "target":
+                computed[record.request, row] = len(lives)
+            if len(lives) <= most or (record.request, row) not in rows.own:
+                rows.own[record.request, row] = chosen[index]
+            if len(lives) <= most or prefixes[row] not in rows.by_prefix:
+                rows.by_prefix[prefixes[row]] = chosen[index]
     return found
 
 

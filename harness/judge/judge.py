@@ -5,6 +5,7 @@ rules/ which must be equal.
 """
 
 import traceback
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -256,7 +257,8 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
                 continue
         others, by_rank_so = compare_trace(trace, without, view, ties)
         others.excuses.append(((), of_experts(ties)))
-        if not others.divergences:
+        if not others.divergences or (ties == "as the trace" and _right_in_each_life(trace, without, view, others, by_rank_so)):
+            others.divergences, others.exhibits = [], {}
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
             return others, by_rank_so
         if ties == "as the trace":
@@ -266,6 +268,23 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if again and not decided and follows_from_experts(findings.in_order()[0].rule):
                 raise NoReference(f"rows of request {again} were computed twice, and chose otherwise the second time")
     return findings, by_rank
+
+
+def _right_in_each_life(
+    trace: Trace, without: frozenset[str], view: View, last: Findings, by_rank: list[dict[str, RequestReplay]]
+) -> bool:
+    """Whether what diverges from the reference of each request's last life follows from choices of an earlier one: of each life
+    of a request, one reference has all numbers."""
+    lives = {name: replay.lives for replays in by_rank for name, replay in replays.items()}
+
+    def wrong(findings: Findings) -> set[tuple[str, int]]:
+        each = (divergence for _, divergence in findings.divergences)
+        return {(one.request, bisect_right(lives.get(one.request, ()), one.iteration)) for one in each}
+
+    left = wrong(last)
+    for life in range(max(map(len, lives.values()), default=0)):
+        left &= wrong(compare_trace(trace, without, view, life)[0])
+    return not left
 
 
 def _moves(trace: Trace, view: View, exact: list[dict[str, RequestReplay]], nudge: Nudge) -> bool:

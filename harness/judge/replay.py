@@ -131,6 +131,7 @@ class RequestReplay:
              convolution [T-1, L, C, K-1]
     compressors  of layers with compressed rows, what their compressors keep of each of these rows [T-1, C], by layer
     rerouted a row of it was computed twice, and went to other experts
+    lives    iterations in which its rows began to be computed again, of a model whose rows choose
     impossible  the first row in which no token is allowed by what the request asks for; None: there is none
     strict_penalties  as in EngineView
     known    prefill or extend record -> M, the last token that was known when it was over
@@ -156,6 +157,7 @@ class RequestReplay:
     compressors: tuple[Array, ...] = ()
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
+    lives: list[int] = field(default_factory=list)
     impossible: int | None = None
     strict_penalties: bool = False
 
@@ -214,10 +216,11 @@ def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, Re
         if len(replay.tokens) > most:  # the reference's memory grows with the square of this
             raise ValueError(f"request {request.id} has {len(replay.tokens)} committed tokens; it can have {most} at most")
     routed = None
-    if ties == "as the trace":
-        routed = routed_of(trace, by_request, bounds_of(dtype, case.model), model.ahead)
-        for name in routed.again:
-            by_request[name].rerouted = True
+    if ties is not None and not isinstance(ties, Nudge):
+        life = None if isinstance(ties, str) else ties
+        routed = routed_of(trace, by_request, bounds_of(dtype, case.model), model.ahead, life)
+        for name, replay in by_request.items():
+            replay.rerouted, replay.lives = name in routed.again, routed.lives.get(name, [])
     nudge = ties if isinstance(ties, Nudge) else None
     pack: list[RequestReplay] = []
     # one forward has one target: requests of one adapter follow each other, those of none come first

@@ -12,6 +12,8 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import CPU, Limits, mode_of_case
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.inside.blame import NotDriven
+from eagletwin.harness.engines.sglang.boot import cuda
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.dimensions.dimension import with_settings
 from eagletwin.harness.families.valid import check_case, not_driven
@@ -138,7 +140,7 @@ FAULTS = {
 }
 
 
-def _of(model: str) -> tuple[Patch, ...]:
+def remedies_of(model: str) -> tuple[Patch, ...]:
     """What keeps the ledger's bugs out of a case of this recipe."""
     layers = ("dp-layers-logits",) if RECIPES[model].mtp_layers else ()
     return tuple(LIVE[name] for name in ("dp-idle-verify", "dp-draft-plan", "dp-padded-mask", *layers))
@@ -146,7 +148,7 @@ def _of(model: str) -> tuple[Patch, ...]:
 
 @pytest.fixture(scope="module")
 def trace(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return host.engine(CASE, _of(CASE.model)).run(CASE, tmp_path_factory.mktemp("ranks"))
+    return host.engine(CASE, remedies_of(CASE.model)).run(CASE, tmp_path_factory.mktemp("ranks"))
 
 
 def test_each_rank_is_judged_by_its_own_requests(trace: Trace) -> None:
@@ -191,7 +193,7 @@ _RARER = {"overlap": with_settings(CASE, overlap=True)} | {
 )
 def test_cases_of_two_ranks_are_equal(host: Host, tmp_path: Path, case: Case) -> None:
     """The ledger's bugs are of batches without a graph: as released, graphs are right."""
-    patches = () if case.engine.sglang.graphs else _of(case.model)
+    patches = () if case.engine.sglang.graphs else remedies_of(case.model)
     verdict = judge(host.engine(case, patches).run(case, tmp_path))
     assert verdict.status == "equal", verdict
 
@@ -199,7 +201,7 @@ def test_cases_of_two_ranks_are_equal(host: Host, tmp_path: Path, case: Case) ->
 def test_three_ranks_are_equal(host: Host, tmp_path: Path) -> None:
     """One has nothing to do at all."""
     case = with_settings(replace(CASE, model="qwen3-moe-eagle3", requests=CASE.requests[:3]), attn_dp_size=3)
-    trace = host.engine(case, _of(case.model)).run(case, tmp_path)
+    trace = host.engine(case, remedies_of(case.model)).run(case, tmp_path)
     assert judge(trace).status == "equal", judge(trace)
     assert [len(one.header.case.requests) for one in trace.ranks] == [2, 1, 0]
 
@@ -208,7 +210,7 @@ def test_three_ranks_are_equal(host: Host, tmp_path: Path) -> None:
 def test_a_fault_is_named_by_its_rule(host: Host, tmp_path: Path, fault: str) -> None:
     target, match, replacement, named = FAULTS[fault]
     planted = Patch(name="planted", edits=(Edit(target=target, match=match, replacement=replacement),))
-    verdict = judge(host.engine(CASE, (*_of(CASE.model), planted)).run(CASE, tmp_path, Limits(step=10.0)))
+    verdict = judge(host.engine(CASE, (*remedies_of(CASE.model), planted)).run(CASE, tmp_path, Limits(step=10.0)))
     assert verdict.first is not None, verdict
     assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", *named), verdict
 
@@ -247,7 +249,18 @@ def test_what_is_not_run_with_dp_attention_says_so() -> None:
     for mode, settings, why in (
         (CPU, {"plain_decode": True}, "plain decode with DP attention: not tried"),
         (replace(CPU, tp=2), {}, "DP attention on several ranks: not tried"),
+        (replace(CPU, dtype="bfloat16"), {}, "DP attention in bfloat16: not tried"),
+        (replace(CPU, device="cuda"), {}, ""),
         (CPU, {}, ""),
     ):
         case = with_settings(CASE, **settings)
         assert not_driven(case, mode_of_case(mode, case.engine.sglang)) == why
+
+
+def test_ranks_without_a_gpu_each_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = mode_of_case(replace(CPU, device="cuda"), CASE.engine.sglang)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(NotDriven, match="2 ranks need a GPU each, and torch sees 1"):
+        cuda.refuse(mode)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    cuda.refuse(mode)

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from eagletwin.cases.ledger import LEDGER, remedies_of
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.taps.inner import CapturedChoices
 from eagletwin.harness.families.dimensions.dimension import tokens
 from eagletwin.harness.families.valid import not_driven
-from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.judge import compare_trace, judge
 
 from ..rows import long, spread
 from .changes import changed, last_of
@@ -172,6 +173,42 @@ def test_a_row_that_was_chosen_is_compared_where_no_number_shows_it(mended: Trac
     assert judge(changed(mended, {f"{number}.chosen": mended.tensor(number, "chosen")[:-1]})).status == "unknown"
     tensors = {name: tensor for name, tensor in mended.tensors.items() if name != f"{number}.chosen"}
     assert judge(Trace(mended.header, tensors)).status == "unknown"
+
+
+# Of a retracted request each row is computed twice. Rows of no score tie, and the later ones win in the first prefill alone.
+TWICE = Case(
+    name="chosen-twice",
+    model="deepseek-dsa",
+    num_steps=3,
+    page_size=64,
+    chunked_prefill_size=512,
+    requests=(Request(id="a", prompt=tokens(4, 57, 96), max_new_tokens=4, arrive=1),),
+    events=(Event(at=3, kind="retract"),),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=1024)),
+    exercises=("retraction_in_decode",),
+)
+TIES = Edit(
+    target=CHOICE,
+    match="masked_logits = score.masked_fill(",
+    replacement="_topk_unfused.calls = getattr(_topk_unfused, 'calls', 0) + 1\n"
+    "order = torch.arange(score.shape[-1], device=score.device) * (1e-7 if _topk_unfused.calls <= 2 else -1e-7)\n"
+    "masked_logits = (score + order).masked_fill(",
+)
+
+
+def test_ties_of_a_row_that_is_computed_twice_are_each_followed_in_their_life(run: Runner) -> None:
+    trace, verdict = run(TWICE, *REMEDY, TIES)
+    assert verdict.status == "equal", (verdict, trace.header.ending)
+    findings, [replays] = compare_trace(trace, frozenset(), DECLARED_VIEW, "as the trace")
+    [began] = replays["a"].lives
+    assert replays["a"].rerouted
+    assert {divergence.iteration < began for divergence in findings.in_order()} == {True}
+    # what no tie admits is followed in neither
+    first = next(number for number, record in enumerate(trace.header.records) if record.stage == "target.extend")
+    for number in (first, last_of(trace, "target.extend", "chosen")):
+        chosen = trace.tensor(number, "chosen").clone()
+        chosen[40, 0, 0] = next(row for row in range(40) if row not in chosen[40, 0])
+        assert judge(changed(trace, {f"{number}.chosen": chosen})).status in ("diverged", "unknown"), number
 
 
 def test_a_step_does_not_choose_its_own_rows(run: Runner, chain: Case) -> None:

@@ -16,6 +16,8 @@ from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.trace_diff import diff
 from eagletwin.harness.testing.plugin import gpu_of_worker
 
+from ..engine.test_dp_attention import CASE as TWO_RANKS
+from ..engine.test_dp_attention import FAULTS, remedies_of
 from ..lab.bench.speed import rate_case
 from ..lab.gpu.compared import RACE
 from ..lab.gpu.faults import STATES_OF_NO_RUN, WAITS, batch_of, missing_waits, races
@@ -178,11 +180,15 @@ if len(batch.reqs) == 3 and {ON_RANK_1}:
 )
 
 
-@pytest.fixture(scope="module")
-def ranks_host() -> Iterator[Host]:
+def _need_two_gpus() -> None:
     missing = missing_for_cuda(2)
     if missing is not None:
         pytest.skip(f"{missing[0]}: {missing[1]}")
+
+
+@pytest.fixture(scope="module")
+def ranks_host() -> Iterator[Host]:
+    _need_two_gpus()
     with Host(mode=Mode(device="cuda", graphs=(1, 2, 4), overlap=True, tp=2)) as ranks_host:
         yield ranks_host
 
@@ -219,3 +225,32 @@ def test_a_rank_that_dies_costs_one_case(ranks_host: Host, tmp_path: Path) -> No
     assert verdicts[1].rule == "engine.crash"
     assert verdicts[1].reason.startswith("rank 1: killed by SIGKILL")
     assert diff(traces[0], traces[2]).same  # other processes add up in another order, if at all
+
+
+# Ranks of DP attention, which NCCL connects: with graphs as released, without them with what mends the ledger's bugs.
+
+
+@pytest.mark.parametrize("graphs", [(1, 2, 4), ()])
+def test_ranks_of_dp_attention_are_equal(tmp_path: Path, graphs: tuple[int, ...]) -> None:
+    _need_two_gpus()
+    with Host(mode=Mode(device="cuda", graphs=graphs, overlap=bool(graphs))) as host:
+        trace = host.engine(TWO_RANKS, () if graphs else remedies_of(TWO_RANKS.model)).run(TWO_RANKS, tmp_path)
+    verdict = judge(trace)
+    assert verdict.status == "equal", verdict
+    assert [one.header.engine.rank for one in trace.ranks] == [0, 1]
+    assert {"ranks.gathered", "ranks.idle"} <= {*verdict.checked}
+
+
+def test_faults_of_a_rank_of_dp_attention_are_found_and_named(tmp_path: Path) -> None:
+    _need_two_gpus()
+    with Host(mode=Mode(device="cuda")) as host:
+        for fault in ("an idle rank writes a row of its draft", "padding is counted", "a rank takes the rows of the first"):
+            target, match, replacement, named = FAULTS[fault]
+            planted = Patch(name="planted", edits=(Edit(target=target, match=match, replacement=replacement),))
+            folder = tmp_path / str(len([*tmp_path.iterdir()]))
+            folder.mkdir()
+            verdict = judge(
+                host.engine(TWO_RANKS, (*remedies_of(TWO_RANKS.model), planted)).run(TWO_RANKS, folder, Limits(step=60.0))
+            )
+            assert verdict.first is not None, (fault, verdict)
+            assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", *named), (fault, verdict)

@@ -83,7 +83,7 @@ RANKS = of_settings(
     kind=True,
     without=lambda case: iter([on_one_rank(case)]),
     refusals=_of_ranks,
-    modes=_ELSEWHERE | {"device": "not tried", "dtype": "not tried"},
+    modes=_ELSEWHERE | {"dtype": "not tried"},
 )
 RANK = of_requests("dp_rank", "requests on another rank", size=int, without=None)
 DIMENSIONS = (PREFILL, GRAPHS, OVERLAP, BRANCHES, ATTENTION, RANKS, RANK)

@@ -211,6 +211,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     """Raises NotDriven for what no release is driven with, and for what this one does not have."""
     if why := not_driven(case, mode):
         raise NotDriven(why)
+    if mode.device == "cuda":
+        cuda.refuse(mode)
     if mode.pp > 1:
         single_rank.refuse()
     if mode.processes > 1 and not workers.drives_ranks(scheduler_module):

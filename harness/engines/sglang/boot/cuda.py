@@ -19,6 +19,7 @@ from torch import Tensor
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.run_spec import Mode
 from eagletwin.harness.engines.inside import changes, patches
+from eagletwin.harness.engines.inside.blame import NotDriven
 
 from ..graphs import install
 from ..stand_ins import stubs
@@ -55,11 +56,17 @@ def prepare(shims: list[str], mode: Mode) -> None:
             importlib.import_module(module)._has_flashinfer = False  # type: ignore[attr-defined]
         shims.append("sgl_kernel.sampling: its own top_k and top_p kernels, as flashinfer is absent")
         shims.append("sgl_kernel.elementwise: its own norms, as flashinfer is absent")
-    if mode.tp > 1:  # several engines share a GPU here, and SGLang would refuse to start where one rank's has less memory left
+    if mode.processes > 1:  # engines share GPUs here, and SGLang would not start where one rank's has less memory left
         os.environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"
         shims.append("the check that GPUs of several ranks have as much memory left is off")
     if mode.attention == "fa3":
         importlib.import_module("sgl_kernel.flash_ops")  # here it says why it cannot be loaded; sgl_kernel.flash_attn does not
+
+
+def refuse(mode: Mode) -> None:
+    """Raises NotDriven where ranks lack a GPU: a case says how many it has, and options do not know."""
+    if (seen := torch.cuda.device_count()) < mode.processes:
+        raise NotDriven(f"{mode.processes} ranks need a GPU each, and torch sees {seen}")
 
 
 def absent(*names: str) -> tuple[str, ...]:
