@@ -480,7 +480,7 @@ class KnownBugMatcher:
         return entry.within == view if entry.within != DECLARED_VIEW else view not in _WITHIN or self._has(entry, view)
 
     def _has(self, entry: Entry, view: View) -> bool:
-        view = view if entry.within == DECLARED_VIEW else entry.within
+        view = view if entry.within == DECLARED_VIEW or not self.is_needed(entry.within) else entry.within
         key = entry.id, view
         if self.as_proven(entry, view):
             return True

@@ -180,8 +180,11 @@ class Host:
             ours.settimeout(BUILD_SECONDS)
             try:
                 answer, _ = protocol.receive(ours)
-            except (EOFError, TimeoutError, ConnectionError) as error:
-                answer = protocol.Refused(type(error).__name__, "")
+            except TimeoutError:
+                answer = protocol.Refused(f"its process did not answer within {BUILD_SECONDS:.0f} s", "")
+            except (EOFError, ConnectionError):
+                ended = self._how_it_ended()
+                answer = protocol.Refused(f"its process {ended.error}", ended.trace)
         if isinstance(answer, protocol.Probed):
             return answer.numbers
         if not isinstance(answer, protocol.Refused):
@@ -218,10 +221,14 @@ class Host:
             answer, _ = protocol.receive(ours)
         except (EOFError, TimeoutError, ConnectionError) as error:
             ours.close()
+            silent = protocol.Refused(f"did not answer within {BUILD_SECONDS:.0f} s", "")
+            ended = silent if isinstance(error, TimeoutError) else self._how_it_ended()
             raise WouldNotStart(
-                f"the engine process died or fell silent while it was built ({type(error).__name__})",
+                f"the engine process {ended.error} while it was built",
                 consequence="no case was run on this configuration",
-                remedy="`eagletwin info doctor`; free some memory, an engine takes about 0.7 GB",
+                remedy="free some memory, an engine takes about 0.7 GB; `eagletwin info doctor`"
+                + ("; where it stood:" if ended.trace else ""),
+                trace=ended.trace,
             ) from error
         if isinstance(answer, protocol.PatchDidNotApply):
             ours.close()
@@ -246,6 +253,16 @@ class Host:
             ours.close()
             raise protocol.unexpected_message(answer)
         return EngineProcess(ours, answer.engine, self.source, build.foreseen)
+
+    def _how_it_ended(self) -> protocol.Refused:
+        """The end of the process that this host had forked last, and the stack at which a signal ended it."""
+        assert self._zygote is not None
+        with contextlib.suppress(EOFError, OSError):
+            if self.mode.device == "cpu":  # another is no zygote
+                protocol.send(self._zygote.connection, protocol.HowEnded())
+                said: protocol.Refused = protocol.receive(self._zygote.connection, protocol.Refused)[0]
+                return said
+        return protocol.Refused("hung up", "")
 
     def shared(self) -> socket.socket | None:
         """A connection at which another process joins this zygote, so that SGLang is imported once; None: it takes no others.

@@ -77,6 +77,10 @@ class TooLate(Struct, frozen=True, tag=True):
     """Forked engine -> caller: with the patches, it might have been built otherwise."""
 
 
+class HowEnded(Struct, frozen=True, tag=True):
+    """Caller -> zygote: how the last process ended that was forked for this caller. The answer is a Refused."""
+
+
 class Built(Struct, frozen=True, tag=True):
     """Engine -> caller: the scheduler stands."""
 
@@ -166,7 +170,7 @@ class Probed(Struct, frozen=True, tag=True):
     numbers: list[list[int]]
 
 
-_OfEngines = Join | Build | Vary | Built | TooLate | Refused | PatchDidNotApply
+_OfEngines = Join | Build | Vary | HowEnded | Built | TooLate | Refused | PatchDidNotApply
 Message = Import | Ready | _OfEngines | Run | Stepped | Step | Ran | Failed | Probe | Probed
 
 

@@ -90,6 +90,27 @@ def test_a_patch_that_does_not_fit_is_refused_as_ever(host: Host) -> None:
         host.engine(case, (unfit,))
 
 
+ENDS = {
+    "os.kill(os.getpid(), 11)": r"was killed by SIGSEGV while it was built\n.*\n.*; where it stood:\n    Fatal Python error: "
+    r"Segmentation fault(.|\n)*scheduler.Scheduler.init_model_worker, patched>\", line 2",
+    "os.kill(os.getpid(), 9)": r"was killed by SIGKILL while it was built\n.*\n  try: free some memory.*doctor`$",
+    "os._exit(3)": r"ended with exit status 3 while it was built",
+}
+
+
+@pytest.mark.parametrize("how", spread(ENDS))
+def test_an_engine_that_dies_while_it_is_built_says_how(host: Host, busy_case: Case, how: str) -> None:
+    first = "def init_model_worker(self):\n"
+    edit = Edit(
+        target="sglang.srt.managers.scheduler.Scheduler.init_model_worker",
+        match=first,
+        replacement=f"{first}    import os; {how}\n",
+    )
+    with pytest.raises(WouldNotStart, match=ENDS[how]):
+        host.engine(busy_case, (Patch(name="p", edits=(edit,)),))
+    assert host.engine(busy_case).alive
+
+
 @pytest.mark.long
 def test_a_forked_engine_ends_with_the_one_it_comes_from_and_comes_again(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     case, released, forked = engines(hosts[0], "certain-node")

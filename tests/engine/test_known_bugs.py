@@ -348,7 +348,11 @@ def test_a_view_that_accepts_a_bug_is_searched_where_the_bug_is(host: Host) -> N
     assert remedy is not None
     fix = Patch(name="fix", edits=remedy.edits, otherwise=remedy.otherwise)
     assert KnownBugMatcher(host, DEFAULT_RUN).views(case) == (DECLARED_VIEW, "shifted")
-    assert KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(fix,))).views(case) == (DECLARED_VIEW,)
+    mended = KnownBugMatcher(host, replace(DEFAULT_RUN, patches=(fix,)))
+    assert mended.views(case) == (DECLARED_VIEW,)
+    hidden = LEDGER["hidden-standalone"]
+    assert hidden in mended.present(hidden.case, DECLARED_VIEW)
+    assert not mended.unexpected
 
 
 @pytest.mark.long

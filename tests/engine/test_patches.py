@@ -46,6 +46,17 @@ UNFIT = {
         Patch(name="p", edits=(Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = (("),)),
         "does not parse",
     ),
+    "source that does not compile": (
+        Patch(
+            name="p",
+            edits=(Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = await torch.argmax("),),
+        ),
+        "does not compile: 'await' outside async function",
+    ),
+    "a change that is there": (
+        Patch(name="p", edits=(Edit(target=FORWARD, match="torch.argmax(", replacement="topk_index = torch.argmax("),)),
+        "has 'topk_index = torch.argmax(' already",
+    ),
     "a pull request that SGLang cannot revert": (Patch(name="p", sglang_toggle=1), "cannot revert PR #1"),
     "a toggle whose text has moved on": (Patch(name="p", sglang_toggle=27338), "cannot revert PR #27338"),
 }

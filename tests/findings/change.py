@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known
+from eagletwin.harness.commands.fuzz.coverage import has
 from eagletwin.harness.commands.fuzz.tally import LEAST, MOST_UNDECIDED
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, EagletwinError, HarnessError, InputError, run_guarded
@@ -65,6 +66,16 @@ def _needs(bug: Known) -> list[str]:
     return bug.needs.options.split() if isinstance(bug, Entry) and bug.needs is not None and not bug.needs.device else []
 
 
+# Features that a search has when it is asked for them alone; in vLLM, of which nothing was measured, those that few cases have.
+_ASKED_FOR = {"sglang": ("dp-attention",), "vllm": ("model-runner=v1", "eagle3", "mimo")}
+
+
+def _only(bug: Known) -> list[str]:
+    """The options by which a search runs such code as the bug's own case does."""
+    names = [name for name in _ASKED_FOR[bug.engine] if isinstance(bug, Entry) and has(bug.case, name)]
+    return [word for name in names for word in ("--only", name)]
+
+
 def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int]]:
     """A line on each search and its exit code, and one on all of them: in ten cases the patch must have run, whichever search
     they are of. A search that only ran the patch too seldom has 0."""
@@ -72,7 +83,7 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
     view = ["--view", bug.within] if isinstance(bug, Entry) and bug.within != DECLARED_VIEW else []  # in which the fix is right
     reached = 0
     for number, (name, own) in enumerate(chosen.items()):
-        words = [*own, *view, *([] if number else _needs(bug))]
+        words = [*own, *view, *([] if number else [*_needs(bug), *_only(bug)])]
         command = [*EAGLETWIN, "fuzz", "--patch", str(patch), "--minutes", str(minutes), "--json", "--out", str(OUT), *words]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         facts = json.loads(done.stdout)

@@ -228,6 +228,20 @@ def test_a_fix_that_is_right_in_one_view_is_searched_in_it(monkeypatch: pytest.M
         assert ["--view shifted" in line for line in lines] == [own] * len(lines)
 
 
+def test_a_fix_is_searched_where_its_bug_needs_what_no_search_has_unasked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    command = tmp_path / "eagletwin"
+    command.write_text('#!/bin/sh\necho {\\"error\\": \\"$*\\"}\nexit 125\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
+    asked = {"dp-input-logprobs": "dp-attention", "vllm-33299": "mimo", "vllm-58080": "model-runner=v1", "penalties": ""}
+    for name, only in asked.items():
+        first, *further = [line for line, _ in change.searched(ledger.wanted()[name], tmp_path / REPORT, 0.1)][:-1]
+        assert (f"--only {only}" in first) if only else ("--only" not in first)
+        assert not any(f"--only {only}" in line for line in further if only)
+
+
 @pytest.mark.long
 def test_batches_are_counted_in_sglang_alone(tmp_path: Path) -> None:
     module = tmp_path / "sglang" / "srt" / "work.py"

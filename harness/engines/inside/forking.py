@@ -13,6 +13,7 @@ is built can come later: then another engine is forked from it, which takes a te
 """
 
 import contextlib
+import faulthandler
 import gc
 import itertools
 import os
@@ -22,12 +23,14 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import IO, Any, NoReturn
 
 from msgspec.structs import replace
 
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol
 
 from . import own_loader, patches, runner
@@ -35,6 +38,7 @@ from .adapter import EngineAdapter
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 60
+_MOST_WORDS = 4000  # bytes of the stack of a process that crashed
 
 # By the message that asks for it: what serves the caller, in a fork.
 Forks = Mapping[type, Callable[[socket.socket, Any], NoReturn]]
@@ -46,7 +50,7 @@ def serve_callers(connection: socket.socket, version: str, forks: Forks, before_
     ready = protocol.Ready(version)
     protocol.send(connection, ready)
     callers = {connection: ""}  # and the folder for what the engines of a further one leave
-    joined = itertools.count()
+    joined, forked, ended = itertools.count(), dict[socket.socket, _Fork](), dict[int, int]()
     while True:
         caller = select.select(callers, [], [])[0][0]
         try:
@@ -54,6 +58,7 @@ def serve_callers(connection: socket.socket, version: str, forks: Forks, before_
         except (EOFError, ConnectionError):
             if caller is not connection:  # a further one: the others go on
                 shutil.rmtree(callers.pop(caller), ignore_errors=True)
+                forked.pop(caller, None)
                 caller.close()
                 continue
             return
@@ -63,15 +68,41 @@ def serve_callers(connection: socket.socket, version: str, forks: Forks, before_
             with contextlib.suppress(OSError):  # it has just ended
                 protocol.send(further, ready)
             continue
+        ended |= reap()
+        if isinstance(message, protocol.HowEnded) and caller in forked:
+            protocol.send(caller, forked[caller].how_it_ended(ended))
+            continue
         if type(message) not in forks:
             raise protocol.unexpected_message(message)
         before_a_fork(message)
-        if os.fork() == 0:
+        words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process is the caller's last
+        process = os.fork()
+        if process == 0:
+            faulthandler.enable(words)
             _leave_files_in(callers[caller])
             for one in callers:
                 one.close()
             forks[type(message)](socket.socket(fileno=descriptors[0]), message)
         os.close(descriptors[0])
+        ended.pop(process, None)  # another one of its number
+        forked[caller] = _Fork(process, words)
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """The last process that was forked for a caller. words: where it writes the stack at which a signal ends it"""
+
+    process: int
+    words: IO[bytes]
+
+    def how_it_ended(self, ended: dict[int, int]) -> protocol.Refused:
+        """ended: the statuses of those that were waited for"""
+        if self.process not in ended:
+            ended[self.process] = os.waitpid(self.process, 0)[1]
+        self.words.seek(0)
+        how = describe_exit(os.waitstatus_to_exitcode(ended[self.process]))
+        stack = self.words.read(_MOST_WORDS).decode(errors="replace").partition("\nExtension modules: ")[0]
+        return protocol.Refused(how, stack)
 
 
 def _leave_files_in(folder: str) -> None:

@@ -212,6 +212,8 @@ def rewrite(edit: Edit, *, listed: bool = False) -> tuple[Any, Any]:
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
+    if function.__code__ not in _edited and edit.match in replacement != edit.match and replacement in source:
+        raise PatchFailed(f"{edit.target} has {replacement!r} already")  # a second time it may be another change
     at, grown, code, old = source.index(edit.match), len(replacement) - len(edit.match), function.__code__, _source(function)
     calls = tuple((place + grown * (place > at), point, text) for place, point, text in old.calls)
     _take(function, old, source.replace(edit.match, replacement), edit.target, calls, listed=listed)
@@ -325,7 +327,10 @@ def _compile(source: str, function: Callable[..., Any], target: str, calls: tupl
         assert isinstance(maker, ast.FunctionDef)
         maker.body = [definition]
         tree.body = [maker]
-    code = compile(ast.fix_missing_locations(tree), file or f"<{target}, patched>", "exec")
+    try:
+        code = compile(ast.fix_missing_locations(tree), file or f"<{target}, patched>", "exec")
+    except SyntaxError as error:  # one that the parser does not see
+        raise PatchFailed(f"{target}: the edited source does not compile: {error.msg}") from error
     return _find_code(code, function.__name__)
 
 

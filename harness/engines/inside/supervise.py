@@ -105,13 +105,13 @@ _LAST_WORD_SECONDS = 5.0
 _CORE_SECONDS = 120.0
 
 
-def reap() -> None:
-    """Collect children that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def reap() -> dict[int, int]:
+    """Collect children that have ended. Returns the status of each, by its number."""
+    ended = dict[int, int]()
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.update((child,))
+    return ended
 
 
 def is_dying(pid: int) -> bool:

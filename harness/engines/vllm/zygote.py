@@ -12,7 +12,7 @@ from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.inside import forking, own_loader
 from eagletwin.harness.engines.inside.blame import NotDriven
 from eagletwin.harness.engines.inside.importing import import_named, import_or_report
-from eagletwin.harness.engines.inside.supervise import die_with_parent, reap
+from eagletwin.harness.engines.inside.supervise import die_with_parent
 from eagletwin.harness.families.weights import model_pair
 
 from . import adapter, boot
@@ -26,8 +26,7 @@ def main() -> None:
 
 
 def _before_a_fork(message: protocol.Build) -> None:
-    """Collect what ended, and make the model once for all engines like it."""
-    reap()
+    """Make the model once for all engines like it."""
     with forking.left_to_the_engine():
         model_pair(message.configuration.model)
     gc.freeze()
@@ -36,8 +35,8 @@ def _before_a_fork(message: protocol.Build) -> None:
 def _serve(connection: socket.socket, build: protocol.Build) -> NoReturn:
     """Build the engine core of one configuration, and answer its caller until it hangs up."""
     die_with_parent()
-    forking.apply_patches(connection, build.patches)
     try:
+        forking.apply_patches(connection, build.patches)
         core = boot.build_core(build.configuration)
         info = forking.info_of(
             build,

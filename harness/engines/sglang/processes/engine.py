@@ -62,13 +62,13 @@ def stand(connection: socket.socket, build: protocol.Build) -> tuple[Any, Engine
     """The scheduler, and what is reported of it to the caller. If it cannot be built, reports why and ends the process."""
     import torch
 
-    # Behind a fork torch makes its pool of threads anew when it is first asked for, and two threads that ask at once (SGLang
-    # loads weights in several) may find none: here one asks.
-    torch.set_num_threads(1)
-    boot.import_models(build.configuration, build.mode)
-    forking.apply_patches(connection, build.patches)
-    kernels.prepare(build.kernels, build.mode, boot.SHIMS)
     try:
+        # After a fork torch makes its pool of threads anew when it is first asked for, and two threads that ask at once (SGLang
+        # loads weights in several) may find none: here one asks.
+        torch.set_num_threads(1)
+        boot.import_models(build.configuration, build.mode)
+        forking.apply_patches(connection, build.patches)
+        kernels.prepare(build.kernels, build.mode, boot.SHIMS)
         with kernels.building(build.kernels, build.mode), patches.watch_calls(build.foreseen):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
         changed, info = boot.changed_settings(scheduler, build.configuration, build.mode), _info(build, scheduler)

@@ -10,13 +10,13 @@ What has used a GPU cannot be forked, nor what is connected to other ranks: thre
 
 import os
 import select
-import signal
 import socket
 from collections.abc import Callable
 from typing import NoReturn
 
 from msgspec.structs import replace
 
+from eagletwin.harness.core.terminal import describe_exit
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.inside.supervise import Runner, die_with_parent, supervise
 
@@ -98,9 +98,7 @@ def _built(standing: Runner, rank: int) -> protocol.Built | protocol.Refused | p
         answer, _ = protocol.receive(standing.connections[rank])
     except (EOFError, ConnectionError):
         _, status = os.waitpid(standing.pids.pop(rank), 0)
-        code = os.waitstatus_to_exitcode(status)
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return protocol.Refused(f"the process died while the scheduler was built ({how})", "")
+        return protocol.Refused(f"its process {describe_exit(os.waitstatus_to_exitcode(status))} while it was built", "")
     if not isinstance(answer, protocol.Built | protocol.Refused | protocol.PatchDidNotApply):
         raise protocol.unexpected_message(answer)
     return answer

@@ -55,16 +55,14 @@ def _import_sglang() -> None:
 
 
 def _before_a_fork(message: object) -> None:
-    """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
-    says itself what it imported."""
+    """Make the model, and import what an engine needs, once for all like it. Of a changed tree each engine says itself what it
+    imported."""
     from eagletwin.harness.engines.inside.forking import left_to_the_engine
-    from eagletwin.harness.engines.inside.supervise import reap
 
     from .. import kernels
     from ..boot import registry
     from ..graphs.install import prepare_gates
 
-    reap()
     if not isinstance(message, protocol.Build):
         return
     with left_to_the_engine():
