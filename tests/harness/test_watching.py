@@ -290,6 +290,6 @@ def test_a_search_runs_them_before_its_first_block_and_not_what_ran_already(monk
     matcher: Any = SimpleNamespace(run=DEFAULT_RUN, present=lambda case, view: ())
     runner = BlockRunner(matcher, SearchOptions(first=tuple(CASES[:3])).plan)
     before, own = (CaseSeen(block=of, case=case, verdict=EQUAL) for of, case in ((NO_BLOCK, CASES[2]), (0, CASES[3])))
-    seen = list(runner.block(0, (before, own), first=True))
+    seen = [*runner.first((before, own)), *runner.block(0, (before, own))]
     assert seen == [CaseSeen(block=NO_BLOCK, case=CASES[0], verdict=EQUAL), Unstarted(CASES[1], "no", ours=False), own]
     assert list(runner.block(0)) == []

@@ -117,7 +117,7 @@ def search(
             "give a tree with uncommitted changes, a --patch or a --revert",
         )
     with ExitStack() as stack:
-        zygote, measured, options = _start(stack, source, options, resumed=past is not None)
+        zygote, measured, options = _start(stack, source, options, resumed=past is not None, watched=watched is not None)
         if watched is None:
             title = f"{options.run.mode.title} {source.called}"
             log_progress(f"importing {title}; then cases, for up to {options.minutes:g} min in all")
@@ -161,13 +161,13 @@ def search(
 
 
 def _start(
-    stack: ExitStack, source: "Source", options: "SearchOptions", *, resumed: bool
+    stack: ExitStack, source: "Source", options: "SearchOptions", *, resumed: bool, watched: bool
 ) -> "tuple[Zygote, Measured, SearchOptions]":
     """The process that imports the engine, which goes on; what is changed, in a line; and the options for that."""
     from eagletwin.harness.engines.start import Zygote
 
     mode = options.run.mode
-    zygote = stack.enter_context(Zygote(source, mode))
+    zygote = stack.enter_context(Zygote(source, mode, edited=watched))
     zygote.start()  # while this process reads the change and imports torch
     from .coverage import change_in
 
@@ -175,7 +175,7 @@ def _start(
     options = options if resumed else options.for_change(measured)
     if options.run.mode != mode:
         zygote.close()
-        zygote = stack.enter_context(Zygote(source, options.run.mode))
+        zygote = stack.enter_context(Zygote(source, options.run.mode, edited=watched))
         zygote.start()
     if measured.text:
         log_progress(f"{measured.text}{options.drawn_too}")
