@@ -193,6 +193,7 @@ _PRODUCTION = 3 / 4  # of all blocks
 _LAUNCHED = sorted((one for one in DIMENSIONS.values() if one.values), key=lambda one: -one.share)
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
+_REMEMBERED = 1000  # blocks of a seed, from the first on, that are drawn once
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
 _TRIES = 20_000  # drawings until a block has all that was asked for; one takes some fifty microseconds
 _OWN_TRIES = 400  # of these, with the recipe whose turn it is
@@ -341,6 +342,7 @@ class SearchConstraints:
     stages, engine  as in Block
     production  whether most blocks have graphs, overlap and the branches of CUDA
     beside    recipes that are drawn though no search has them unless it is asked for
+    drawn     the first blocks with each seed, as far as they were drawn
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -354,6 +356,7 @@ class SearchConstraints:
     production: bool = False
     beside: tuple[str, ...] = ()
     engine: Engine = DEFAULT_ENGINE
+    drawn: dict[tuple[int, int], Block] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def on_vllm(case: Case, *, whole_budget: bool, ahead: bool) -> Case:
@@ -415,6 +418,15 @@ def block_of(seed: int, number: int, asked: SearchConstraints) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     if number >= AGAIN:
         return replace(block_of(seed, number % AGAIN, asked), number=number)
+    if (seed, number) in asked.drawn:
+        return asked.drawn[seed, number]
+    block = _draw(seed, number, asked)
+    if number < _REMEMBERED:
+        asked.drawn[seed, number] = block
+    return block
+
+
+def _draw(seed: int, number: int, asked: SearchConstraints) -> Block:
     turns, random, guided = _turns(asked), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]

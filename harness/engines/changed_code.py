@@ -714,3 +714,63 @@ def _is_kernel(decorator: ast.expr) -> bool:
     """Whether a decorator makes a Triton kernel of a function: triton.jit, with or without options."""
     name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
     return name in ("jit", "triton.jit")
+
+
+# Which functions of a module differ in their bodies alone: those that take other code where they are, without an import.
+
+# Decorators that neither read the code of a function nor run it; torch.compile gives the function back (boot/preimport.py).
+_LEAVE_CODE_ALONE = frozenset(
+    "abstractmethod asynccontextmanager cache cached_property classmethod compile contextmanager deleter getter "  # noqa: SIM905
+    "inference_mode lru_cache no_grad override property setter staticmethod wraps".split()
+)
+
+
+def changed_bodies(old: bytes, new: bytes) -> frozenset[str] | None:
+    """The names of the outermost functions and methods whose bodies differ, docstrings apart. None: something else differs as
+    well, or a decorator of one of them may have read its code. Raises SyntaxError."""
+    before, now = _Bodies(), _Bodies()
+    outside, outside_now = (
+        ast.dump(_without_docstring(taken.visit(ast.parse(source)))) for taken, source in ((before, old), (now, new))
+    )
+    if outside != outside_now:
+        return None
+    changed = [one for one, was in zip(now.found, before.found, strict=True) if one != was]
+    if any(decorator not in _LEAVE_CODE_ALONE for _, decorators, _ in changed for decorator in decorators):
+        return None
+    return frozenset(name for name, *_ in changed)
+
+
+class _Bodies(ast.NodeTransformer):
+    """Takes the bodies out of the functions of a module and of its classes: (name, decorators, body)."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, tuple[str, ...], str]] = []
+        self._within: list[str] = []
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._within.append(node.name)
+        self.generic_visit(node)
+        self._within.pop()
+        return _without_docstring(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def _function(self, node: Function) -> ast.AST:
+        for inner in ast.walk(node):
+            if isinstance(inner, _Definition):
+                _strip_docstring(inner)
+        calls = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
+        decorators = tuple(ast.unparse(one).rpartition(".")[2] for one in calls)
+        self.found.append((".".join((*self._within, node.name)), decorators, _dump(node.body)))
+        node.body = []
+        return node
+
+
+def _without_docstring(node: ast.AST) -> ast.AST:
+    assert isinstance(node, ast.Module | _Definition)
+    _strip_docstring(node)
+    return node

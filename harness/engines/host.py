@@ -29,7 +29,7 @@ from . import plain_decode, protocol
 from .machine import MOST_SECONDS, answers_within
 from .plain_decode import of_both
 from .source import INSTALLED, Source
-from .start import Zygote
+from .start import Zygote, import_again
 
 # Import and build take some 10 s on an idle machine; these limits only end what will never answer.
 IMPORT_SECONDS = 300.0
@@ -267,7 +267,11 @@ class Host:
     def shared(self) -> socket.socket | None:
         """A connection at which another process joins this zygote, so that SGLang is imported once; None: it takes no others.
         Returns at once."""
-        return self._start_zygote().shared() if self.mode.device == "cpu" else None
+        if self.mode.device != "cpu":
+            return None
+        if self._start_zygote().edited:  # it may have to start again, and takes others then
+            self.connection()
+        return self._start_zygote().shared()
 
     def _start_zygote(self) -> Zygote:
         if self._zygote is None:
@@ -278,23 +282,32 @@ class Host:
     def connection(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
         zygote = self._start_zygote()
-        connection = zygote.connection
         if not zygote.ready:
-            connection.settimeout(IMPORT_SECONDS)
-            try:
-                answer, _ = protocol.receive(connection)
-            except (EOFError, TimeoutError, ConnectionError) as error:
-                raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
+            answer = self._imported(zygote)
+            if isinstance(answer, protocol.TooLate):
+                zygote.start_again()
+                answer = self._imported(zygote)
             if isinstance(answer, protocol.Refused):
+                if zygote.edited:
+                    import_again()
                 if answer.full:
                     self.close()
                     raise Unwritable(answer.full)
                 raise self._no_import(answer.error, answer.trace)
             if not isinstance(answer, protocol.Ready):
                 raise protocol.unexpected_message(answer)
-            connection.settimeout(None)
+            zygote.connection.settimeout(None)
             zygote.ready, zygote.version = True, answer.version
-        return connection
+        return zygote.connection
+
+    def _imported(self, zygote: Zygote) -> object:
+        """What a zygote says when SGLang is imported, or not."""
+        zygote.connection.settimeout(IMPORT_SECONDS)
+        try:
+            answer, _ = protocol.receive(zygote.connection)
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
+        return answer
 
     def _no_import(self, cause: str, trace: str = "") -> WouldNotStart:
         assert self._zygote is not None

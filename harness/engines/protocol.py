@@ -29,12 +29,14 @@ class Import(Struct, frozen=True, tag=True):
 
     words        its arguments, behind the number of its connection
     folder, log  the one it stands in, and the file that takes what it prints
+    stays        fork an ancestor that has imported this SGLang
     """
 
     environment: dict[str, str]
     words: list[str]
     folder: str
     log: str
+    stays: bool = False
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -74,7 +76,12 @@ class Vary(Struct, frozen=True, tag=True):
 
 
 class TooLate(Struct, frozen=True, tag=True):
-    """Forked engine -> caller: with the patches, it might have been built otherwise."""
+    """Forked engine -> caller: with the patches, it might have been built otherwise. Zygote of an edited tree -> caller: with
+    the edit, it might have been imported otherwise."""
+
+
+class CannotFollow(Exception):
+    """An edited tree has to be imported: what a zygote says TooLate for."""
 
 
 class HowEnded(Struct, frozen=True, tag=True):

@@ -32,6 +32,7 @@ from .source import INSTALLED, Source
 _MODULE = "eagletwin.harness.engines.sglang.processes.ancestor"
 
 _standing: "_Ancestor | None" = None
+_edited: "_Ancestor | None" = None  # the one that has imported a tree that is edited
 
 
 class Leash:
@@ -60,25 +61,38 @@ class Leash:
 
 
 class _Ancestor:
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+    """root: the folder of the tree that it has imported; None: it imports no SGLang"""
+
+    def __init__(self, process: "subprocess.Popen[bytes] | Leash", connection: socket.socket, root: Path | None = None) -> None:
+        self.process, self.connection, self.root = process, connection, root
         self.packages = _packages(os.environ)
-        self.connection, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*RUN_MODULE, _MODULE, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-            self._process.returncode = 0  # nobody waits for it: it ends when the last that can ask it does
-        atexit.register(self.connection.close)
+        atexit.register(connection.close)
 
     @property
     def ended(self) -> bool:
         """It says nothing on its own."""
         return bool(select.select([self.connection], [], [], 0)[0])
+
+    def fork(self, asked: protocol.Import, connection: socket.socket) -> Leash:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):  # it has just ended: what waits for the zygote finds it gone
+            protocol.send(self.connection, asked, connection.fileno(), theirs.fileno())
+        return Leash(ours)
+
+
+def _start_ancestor(environment: Mapping[str, str], log: Path) -> _Ancestor:
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("ab") as output:
+        process = subprocess.Popen(
+            [*RUN_MODULE, _MODULE, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        process.returncode = 0  # nobody waits for it: it ends when the last that can ask it does
+    return _Ancestor(process, ours)
 
 
 def _packages(environment: Mapping[str, str]) -> str | None:
@@ -94,22 +108,37 @@ def may_fork(source: Source) -> bool:
     return not own and (_standing is None or _standing.ended or _standing.packages == _packages(os.environ))
 
 
-def fork(environment: Mapping[str, str], words: list[str], connection: socket.socket, log: Path) -> Leash:
+def fork(environment: Mapping[str, str], words: list[str], connection: socket.socket, log: Path, tree: Path | None) -> Leash:
     """A zygote in this environment, with these arguments, which answers at this connection and prints into this file; of
     an SGLang for which may_fork holds.
 
-    Returns at once. What the ancestor imports itself does not depend on the environment of one zygote."""
-    global _standing
+    tree: it follows the edits of the tree in this folder, which is imported once. Returns at once. What the ancestor imports
+    itself does not depend on the environment of one zygote."""
+    global _standing, _edited
     if _standing is not None and _standing.ended:
         _standing.connection.close()
         _standing = None
     if _standing is None:
-        _standing = _Ancestor(environment, log)
-    ours, theirs = socket.socketpair()
-    asked = protocol.Import(dict(environment), words, os.getcwd(), str(log))
-    with theirs, contextlib.suppress(OSError):  # it has just ended: what waits for the zygote finds it gone
-        protocol.send(_standing.connection, asked, connection.fileno(), theirs.fileno())
-    return Leash(ours)
+        _standing = _start_ancestor(environment, log)
+    ancestor, asked = _standing, protocol.Import(dict(environment), words, os.getcwd(), str(log))
+    if tree is not None:
+        if _edited is None or _edited.ended or _edited.root != tree:
+            import_again()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                _edited = _Ancestor(_standing.fork(msgspec.structs.replace(asked, stays=True), theirs), ours, tree)
+        ancestor = _edited
+    return ancestor.fork(asked, connection)
+
+
+def import_again() -> None:
+    """What has imported an edited tree is of no more use: an edit changed more than it can follow."""
+    global _edited
+    if _edited is not None:
+        _edited.process.kill()
+        _edited.process.wait()
+        _edited.connection.close()
+        _edited = None
 
 
 class Zygote:
@@ -117,10 +146,13 @@ class Zygote:
     manager, or close it.
 
     watch  what its engines look for; as a rule what was changed in the source
+    edited  the source is a tree that is searched again after each edit: the process that imports it stays for the next zygote
     """
 
-    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None) -> None:
-        self.ready, self.version = False, ""
+    def __init__(
+        self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None, edited: bool = False
+    ) -> None:
+        self.ready, self.version, self.edited = False, "", edited
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode = source, mode
         self.connection, self._theirs = socket.socketpair()
@@ -158,7 +190,8 @@ class Zygote:
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
             if self.program == _program("sglang", "cpu") and may_fork(self.source):
-                self._process = fork(environment, self._source_arguments(), self._theirs, self._log)
+                tree = self.source.root if self.edited else None
+                self._process = fork(environment, self._source_arguments(), self._theirs, self._log, tree)
                 return
             self._process = subprocess.Popen(
                 [*self.program, str(self._theirs.fileno()), *self._source_arguments()],
@@ -168,6 +201,13 @@ class Zygote:
                 stdout=log,
                 stderr=log,
             )
+
+    def start_again(self) -> None:
+        """Import the edited tree, which the process that stays could not follow."""
+        self.close()
+        import_again()
+        self.connection, self._theirs = socket.socketpair()
+        self.start()
 
     def _source_arguments(self) -> list[str]:
         """What the process must know of the SGLang that it is to import: what to call it, where it must lie, and a file that

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
@@ -21,12 +22,16 @@ from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.commands.fuzz.shrinking import size
 from eagletwin.harness.commands.fuzz.watching import WatchedSearch, search_again
 from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines import start
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.families.valid import read_case
 
-from .planted_trees import WORKER, change, plant
+from .planted_trees import WORKER, WORKER_NAME, change, plant
 
 ENTRY = LEDGER["penalties"]
 
@@ -105,6 +110,35 @@ def test_cases_of_each_configuration_are_compared_and_first_those_that_ran_what_
         (other, 1),
         (case, 1),
     ]
+
+
+@pytest.mark.long
+def test_an_edit_is_followed_where_it_can_be_and_leaves_the_trace_that_an_import_leaves(tmp_path: Path) -> None:
+    tree, case = plant(tmp_path / "tree"), LEDGER["25015"].case
+
+    def run(name: str, *, edited: bool = True) -> tuple[Header, object]:
+        zygote = Zygote(resolve(str(tree)), edited=edited)
+        zygote.start()
+        (tmp_path / name).mkdir()
+        with Host(zygote) as host:
+            return host.engine(case).run(case, tmp_path / name).header, start._edited
+
+    before, imported = run("before")
+    assert imported is not None
+    assert before.differs is UNSET
+    change(tree, *WORKER)
+    follows, follower = run("follows")
+    assert follower is imported
+    assert follows == run("imports", edited=False)[0]
+    assert isinstance(follows.differs, Differs)
+    assert follows.differs.ran == (WORKER_NAME,)
+    change(tree, WORKER[0], "import logging\n", "import logging\n\nCONSTANT = 1\n")
+    constant, again = run("constant")
+    assert again is not imported
+    assert isinstance(constant.differs, Differs)
+    assert constant.differs.imported == ("sglang.srt.speculative.eagle_worker_v2",)
+    undone = run("undone")
+    assert undone == (constant, again)
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ CASES = 10 * BLOCK
 class Started:
     """A process that imports nothing, and a host of it."""
 
-    def __init__(self, source: Any, mode: Any = None) -> None:
+    def __init__(self, source: Any, mode: Any = None, *, edited: bool = False) -> None:  # noqa: ARG002
         self.source, self.mode = (source, mode) if mode else (source.source, source.mode)
 
     def start(self) -> None:

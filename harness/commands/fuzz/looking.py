@@ -6,7 +6,7 @@ the engine as it is, up to the first case that a known bug spoils, so that what 
 done with a case depends on its block alone, so that the same seed comes to the same on any number of cores.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from random import Random
@@ -79,19 +79,17 @@ class BlockRunner:
     def __init__(self, matcher: KnownBugMatcher, plan: Plan) -> None:
         self._matcher, self._plan = matcher, plan
 
-    def block(self, number: int, earlier: Sequence[CaseSeen] = (), *, first: bool = False) -> Iterator[CaseSeen | Unstarted]:
-        """The cases of a block, as they are run. first: after those that the search begins with. earlier: what came of the
-        first of them elsewhere; these are not run again."""
-        if first:
-            yield from self._first({seen.case for seen in earlier if seen.block == NO_BLOCK})
+    def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
+        """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
         yield from self.run(
             block_of(self._plan.seed, number, self._plan.asked), [seen for seen in earlier if seen.block == number]
         )
 
-    def _first(self, ran: Collection[Case]) -> Iterator[CaseSeen | Unstarted]:
-        """The cases that the search begins with, apart from these. Those of one configuration share an engine. A case of the
-        ledger is judged as its entry is."""
+    def first(self, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
+        """The cases that the search begins with, apart from those of which something came elsewhere. Those of one configuration
+        share an engine. A case of the ledger is judged as its entry is."""
         alike, run = dict[tuple[Case, View], list[Case]](), self._matcher.run
+        ran = {seen.case for seen in earlier if seen.block == NO_BLOCK}
         for case in self._plan.first:
             entry = entry_of_case(case, run.mode) if run.view == DECLARED_VIEW else None
             view = entry.within if entry is not None and self._matcher.is_needed(entry.within) else run.view

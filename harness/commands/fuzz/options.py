@@ -1,8 +1,9 @@
 """The options of `eagletwin fuzz`, as one value, and the plan of a search that they make. Options that no case can meet
 together are refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from eagletwin.cases.blocks import SearchConstraints, block_of
 from eagletwin.cases.strategies import PAGE_SIZES
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.run_spec import CPU, DEFAULT_ENGINE, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, RunSpec, unusual
+from eagletwin.harness.core.run_spec import CPU, DEFAULT_ENGINE, DEFAULT_RUN, FLASHMLA_PAGE, WIDEST, Mode, RunSpec, unusual
 from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families.valid import runs_in
 
@@ -114,19 +115,7 @@ class SearchOptions:
     @property
     def constraints(self) -> SearchConstraints:
         """What all blocks of cases have."""
-        mode = self.run.mode
-        return SearchConstraints(
-            held=held_by(self.only, mode),
-            sampling=sampling_of(self.only, self.left_out),
-            wanted=self._probe_filter(),
-            widest=WIDEST[mode.dtype],
-            retract=not mode.overlap,
-            overlap=mode.overlap,
-            stages=mode.pp,
-            production=mode.engine == DEFAULT_ENGINE and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
-            engine=mode.engine,
-            beside=self.beside,
-        )
+        return _constraints(self.only, self.left_out, self.run.mode, self.beside)
 
     def for_change(self, measured: Measured) -> "SearchOptions":
         """The same for a search of this change: where a changed statement runs in cases alone that no search has unless it is
@@ -142,11 +131,6 @@ class SearchOptions:
         """What a change has added, as the end of a sentence."""
         dtype = f" in {self.run.mode.dtype}" if self.run.mode.dtype != CPU.dtype else ""
         return f"; with {' and '.join(self.beside)}{dtype}, which run it" if self.beside else ""
-
-    def _probe_filter(self) -> Callable[[Case], bool]:
-        """Whether a block with this probe is to be searched."""
-        wanted, mode = feature_filter(self.only, self.left_out), self.run.mode
-        return lambda probe: wanted(probe) and runs_in(probe, mode)
 
     @property
     def source(self) -> Source:
@@ -179,3 +163,21 @@ class SearchOptions:
         words += [word for name in self.left_out for word in ("--not", name)]
         words += ["--explain"] * self.explain
         return self.run.command("fuzz", "--seed", self.seed, *unusual(given), *words)
+
+
+@cache
+def _constraints(only: tuple[str, ...], left_out: tuple[str, ...], mode: Mode, beside: tuple[str, ...]) -> SearchConstraints:
+    """One object for several searches of a process, so that its blocks are drawn once."""
+    wanted = feature_filter(only, left_out)
+    return SearchConstraints(
+        held=held_by(only, mode),
+        sampling=sampling_of(only, left_out),
+        wanted=lambda probe: wanted(probe) and runs_in(probe, mode),
+        widest=WIDEST[mode.dtype],
+        retract=not mode.overlap,
+        overlap=mode.overlap,
+        stages=mode.pp,
+        production=mode.engine == DEFAULT_ENGINE and mode.device == "cpu" and mode.processes == 1 and not mode.graphs,
+        engine=mode.engine,
+        beside=beside,
+    )

@@ -275,8 +275,15 @@ class BlockPool:
         """Take the block that is run here next; False: there is none that may be run yet."""
         place = self._take(here=True)
         if place >= 0:
-            self._here = place, self._looking.block(self._order.number(place), self._earlier(place), first=not place)
+            self._here = place, self._run_cases(place)
         return place >= 0
+
+    def _run_cases(self, place: int) -> Iterator[Seen]:
+        """The cases of the block at this place. The first block is chosen after the cases that the search begins with: to draw
+        those among which it is takes a second."""
+        if not place:
+            yield from self._looking.first([one for one in self._seen.get(0, ()) if isinstance(one, CaseSeen)])
+        yield from self._looking.block(self._order.number(place), self._earlier(place))
 
     def _earlier(self, place: int) -> tuple[CaseSeen, ...]:
         """Results of a block that somebody left, and of cases of none before it: they are not run again."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ class Worker:
         """The answers to a job, as they come."""
         wanted = msgspec.json.decode(job, type=BlockJob)
         try:
-            for seen in self._blocks().block(wanted.block, wanted.earlier, first=wanted.first):
+            looking = self._blocks()
+            first = looking.first(wanted.earlier) if wanted.first else ()
+            for seen in chain(first, looking.block(wanted.block, wanted.earlier)):
                 yield encode_line(seen)
             yield encode_line(BlockOver())
         except EagletwinError as error:

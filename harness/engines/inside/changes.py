@@ -8,11 +8,16 @@ the engine is imported.
 """
 
 import ast
+import contextlib
+import cProfile
+import gc
 import inspect
+import linecache
 import sys
 import textwrap
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +28,8 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, Watch, with_executed
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.changed_code import add_calls
+from eagletwin.harness.engines.changed_code import add_calls, changed_bodies
+from eagletwin.harness.engines.protocol import CannotFollow
 
 from . import own_loader
 from .blame import hand_on
@@ -70,10 +76,15 @@ _launches_deep: bool | None = None  # whether launches are watched, and if so, w
 
 
 def install(plan: str) -> None:
-    """Watch what the file `plan` names. Before the engine is imported."""
+    """Watch what the file `plan` names. Before the engine is imported, or again in a fork that follows an edit."""
     global _watch
+    sys.meta_path.insert(0, SourceFinder(lambda name: partial(_Loader, each) if (each := _places(name)) is not None else None))
     _watch = msgspec.json.decode(Path(plan).read_bytes(), type=Watch)
-    sys.meta_path.insert(0, SourceFinder({name: partial(_Loader, places) for name, places in _watch.modules.items()}.get))
+
+
+def _places(module: str) -> tuple[ChangedFunction, ...] | None:
+    """The changed functions of a module; None: it is as in the base."""
+    return None if _watch is None else _watch.modules.get(module)
 
 
 def watch_kernels() -> None:
@@ -187,3 +198,152 @@ def _always(function: Any, each: Sequence[ChangedFunction]) -> list[str]:
     tree = ast.parse("\n" * (first - 1) + textwrap.dedent(inspect.getsource(function)))
     own = {statement.lineno for one in tree.body for statement in (one, *getattr(one, "body", ()))}
     return [place for point, place in _calls(each) if point.line in own and point.where in ("before", "after", "entry")]
+
+
+# An edit of a tree, in a fork of a process that has imported the tree as it was: `fuzz --watch` imports it once.
+#
+# What differs in bodies of functions needs no import. The module is compiled as an import would compile it, and the functions
+# that there are take the new code, by whatever name they are known; their lines are then those of the file. An import decides
+# the rest. So a fork refuses an edit of anything else, of a function that ran or whose code was read while the tree was
+# imported, and of one that is no function any more: it has been compiled, or another one has its name.
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import leaves to its forks.
+
+    ran, read  ids of code objects; files and ids of what `inspect` was asked for the source of
+    functions  id of a code object -> the functions that have it
+    answers    questions about the source that decided something, with their answers
+    """
+
+    watch: Watch | None = None
+    executed: frozenset[str] = frozenset()
+    ran: set[int] = field(default_factory=set)
+    read: set[int | str] = field(default_factory=set)
+    functions: dict[int, list[types.FunctionType]] = field(default_factory=dict)
+    answers: list[tuple[Callable[[], object], object]] = field(default_factory=list)
+
+
+_imported: Imported | None = None
+
+
+def decide(question: Callable[[], bool]) -> bool:
+    """The answer to a question about the source of modules. A fork that follows an edit asks again, and needs the same."""
+    read = set[int | str]() if _imported is None else {*_imported.read}
+    answer = question()
+    if _imported is not None:
+        _imported.read = read
+        _imported.answers.append((question, answer))
+    return answer
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[None]:
+    """While the tree is imported whose edits forks of this process are to follow."""
+    global _imported
+    own_loader.made = {}
+    _imported = found = Imported()
+    profile, find = cProfile.Profile(subcalls=False, builtins=False), inspect.findsource
+
+    def find_and_note(asked: Any) -> Any:
+        found.read.add(_asked_source(asked))
+        return find(asked)
+
+    inspect.findsource = find_and_note  # type: ignore[assignment]
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        inspect.findsource = find
+    found.ran = {id(entry.code) for entry in profile.getstats()}
+    found.watch, found.executed = _watch, frozenset(executed)
+    for one in gc.get_objects():
+        if type(one) is types.FunctionType:
+            found.functions.setdefault(id(one.__code__), []).append(one)
+
+
+def _asked_source(asked: Any) -> int | str:
+    """What `inspect` reads for it: the code of a function, or the file of a module or a class."""
+    function = inspect.unwrap(asked) if inspect.isroutine(asked) else asked
+    code = getattr(function, "__code__", getattr(function, "f_code", function))
+    return id(code) if inspect.iscode(code) else str(inspect.getsourcefile(function))
+
+
+def follow(package: str, called: str, root: str, plan: str = "") -> None:
+    """Take over what was edited since the import, in a fork of its process. The arguments are those of an import. Raises
+    CannotFollow; the process is then of no use."""
+    global _watch
+    before, made = _imported, own_loader.made
+    if before is None or made is None:
+        raise CannotFollow("this process has imported no tree that is edited")
+    _watch = own_loader.made = None
+    if plan:
+        install(plan)
+    _confirm_what_is_absent()
+    _confirm_what_ran(before)
+    swaps = [swap for module, each in made.items() for swap in _swaps(before, module, each)]
+    for function, code in swaps:
+        function.__code__ = code
+    linecache.clearcache()
+    if any(question() != answer for question, answer in before.answers):
+        raise CannotFollow("eagletwin would import it otherwise")
+    own_loader.confirm(package, called, root)
+
+
+def _confirm_what_is_absent() -> None:
+    """What the import looked for in vain is still not there."""
+    for name in {name for finder in sys.meta_path if isinstance(finder, SourceFinder) for name in finder.lost}:
+        package = sys.modules.get(name.rpartition(".")[0])
+        if package is not None and own_loader.source_of_module(name, package.__path__) is not None:
+            raise CannotFollow(f"{name} is new")
+
+
+def _confirm_what_ran(before: Imported) -> None:
+    """What the import ran of an earlier change is the same in this one, at the same lines."""
+    for module, each in ({} if before.watch is None else before.watch.modules).items():
+        for one in each:
+            places = {text for _, text in (*one.calls, *one.goal_calls)}
+            if not places.isdisjoint(before.executed) and one not in (_places(module) or ()):
+                raise CannotFollow(f"{one.name} ran in the import")
+
+
+def _swaps(before: Imported, module: str, each: list[own_loader.Made]) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """The functions of a module that was loaded, and their new code; none if neither the file differs nor what is
+    watched of it."""
+    was, places = each[0], _places(module)
+    try:
+        source = Path(was.file).read_bytes()
+        if source == was.source and places == (None if before.watch is None else before.watch.modules.get(module)):
+            return
+        bodies = changed_bodies(was.source, source)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise CannotFollow(f"{module}: {error}") from error
+    if bodies is None or len(each) > 1 or module not in sys.modules or was.file in before.read:
+        raise CannotFollow(f"{module} differs in more than bodies of functions, or was read")
+    loader = own_loader.Loader(module, was.file) if places is None else _Loader(places, module, was.file)
+    sys.modules[module].__dict__[CALL] = executed.add
+    for name, old, new in _pairs(was.code, loader.get_code(module), bodies):
+        functions = before.functions.get(id(old), [])
+        if name in bodies and (not functions or {id(old)} & (before.ran | before.read)):
+            raise CannotFollow(f"{module}.{name} ran in the import, or is no function any more")
+        if functions and (old.co_freevars, old.co_flags) != (new.co_freevars, new.co_flags):
+            raise CannotFollow(f"{module}.{name} is another kind of function")
+        yield from ((function, new) for function in functions)
+
+
+def _pairs(
+    old: types.CodeType, new: types.CodeType, bodies: Collection[str], within: str = ""
+) -> Iterator[tuple[str, types.CodeType, types.CodeType]]:
+    """The code objects in two of a module, side by side and with their names, down to the functions whose bodies differ."""
+    before, now = ([one for one in code.co_consts if inspect.iscode(one)] for code in (old, new))
+    if [one.co_name for one in before] != [one.co_name for one in now]:
+        raise CannotFollow(f"{old.co_name} holds other functions")
+    for one, other in zip(before, now, strict=True):
+        name = within + one.co_name
+        yield name, one, other
+        if name not in bodies:
+            yield from _pairs(
+                one, other, bodies, f"{name}." if not one.co_flags & inspect.CO_OPTIMIZED else f"{name}.<locals>."
+            )

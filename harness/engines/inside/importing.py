@@ -23,7 +23,8 @@ def import_or_report(load: Callable[[], None]) -> socket.socket:
         with contextlib.suppress(OSError):  # the log cannot be written
             traceback.print_exc()  # first: the caller ends this process when it has read the answer
             sys.stderr.flush()
-        protocol.send(connection, protocol.refusal_of(error))
+        too_late = isinstance(error, protocol.CannotFollow)
+        protocol.send(connection, protocol.TooLate() if too_late else protocol.refusal_of(error))
         raise
     return connection
 

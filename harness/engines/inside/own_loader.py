@@ -18,6 +18,7 @@ import sys
 import types
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
     def __init__(self, choose: Callable[[str], LoaderOf | None]) -> None:
         self._choose = choose
+        self.lost: set[str] = set()  # modules that were looked for, and that have no source file
 
     def find_spec(
         self,
@@ -47,11 +49,19 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         loader = self._choose(fullname)
         if loader is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        spec = source_of_module(fullname, path)
+        if spec is None:
+            self.lost.add(fullname)
             return None
-        spec.loader = loader(fullname, spec.origin)
+        spec.loader = loader(fullname, str(spec.origin))
         return spec
+
+
+def source_of_module(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """As Python finds it; None: it has no source file, or is not there."""
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    sourced = spec is not None and spec.origin is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader)
+    return spec if sourced else None
 
 
 # The engine's bytecode, kept by the content of its source. Called before it is imported, where it is not the installed one.
@@ -73,6 +83,9 @@ class Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         file = self.get_filename(fullname)
         source = self.get_data(file)
+        return _kept_code(fullname, file, source, self._code(file, source))
+
+    def _code(self, file: str, source: bytes) -> types.CodeType:
         digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).hexdigest()
         cached = str(cache_folder("bytecode") / "by-content" / digest)
         code: types.CodeType
@@ -84,6 +97,27 @@ class Loader(importlib.machinery.SourceFileLoader):
         code = self.source_to_code(source, file)
         self.set_data(cached, marshal.dumps(code))
         return code
+
+
+# What modules were made of, in a process whose forks follow edits of them (changes.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A module as it was loaded."""
+
+    file: str
+    source: bytes
+    code: types.CodeType
+
+
+made: dict[str, list[Made]] | None = None  # None: it is not kept
+
+
+def _kept_code(module: str, file: str, source: bytes, code: types.CodeType) -> types.CodeType:
+    if made is not None:
+        made.setdefault(module, []).append(Made(file, source, code))
+    return code
 
 
 # Imports that are made once, before processes are forked that would each make them.
@@ -122,10 +156,10 @@ class NotedSource(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         """Code of the source as it is, never bytecode: that goes by time and size, and has no notes."""
         file = self.get_filename(fullname)
-        tree = ast.parse(self.get_data(file), file)
+        source = self.get_data(file)
+        tree = ast.parse(source, file)
         self.add_notes(tree)
-        code: types.CodeType = compile(tree, file, "exec", dont_inherit=True)
-        return code
+        return _kept_code(fullname, file, source, compile(tree, file, "exec", dont_inherit=True))
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__[self.called] = self.ran

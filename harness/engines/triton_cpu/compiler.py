@@ -81,9 +81,11 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A kernel or device function, ready to call with numpy values.  `uses` are the globals it was compiled against."""
+    """A kernel or device function, ready to call with numpy values.  `code` is what it was compiled from, and `uses` are the
+    globals it was compiled against."""
 
     name: str
+    code: types.CodeType
     function: Callable[..., Any]
     parameters: dict[str, bool]  # name -> whether it is a constexpr, in order
     defaults: dict[str, Any]
@@ -233,6 +235,7 @@ def _compile(fn: Any) -> Compiled:
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return Compiled(
         name=definition.name,
+        code=fn.__code__,
         function=function,
         parameters=parameters,
         defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
@@ -275,22 +278,24 @@ def _names(node: ast.AST) -> set[str]:
     return own.union(*map(_names, ast.iter_child_nodes(node)))
 
 
-def _fresh(entry: Compiled) -> bool:
+def _fresh(fn: Any, entry: Compiled) -> bool:
+    if fn.__code__ is not entry.code:
+        return False
     for scope, name, value in entry.uses:
         if scope.get(name, _MISSING) is not value:
             return False
     for device in entry.devices:
         known = _cache.get(device.fn)
-        if device.call is not None and (known is None or device.call is not known.function or not _fresh(known)):
+        if device.call is not None and (known is None or device.call is not known.function or not _fresh(device.fn, known)):
             return False
     return True
 
 
 def compile_kernel(fn: Any) -> Compiled:
-    """The compiled form of a kernel's Python function; recompiled if a global it uses was replaced.  Unsupported if
-    it cannot be."""
+    """The compiled form of a kernel's Python function; recompiled if a global it uses was replaced, or its code.
+    Unsupported if it cannot be."""
     entry = _cache.get(fn)
-    if entry is None or not _fresh(entry):
+    if entry is None or not _fresh(fn, entry):
         entry = _cache[fn] = _compile(fn)
     return entry
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.inside import patches
+from eagletwin.harness.engines.inside import changes, patches
 from eagletwin.harness.engines.inside.blame import NotDriven, hand_on
 from eagletwin.harness.engines.inside.own_loader import import_early
 
@@ -53,7 +53,8 @@ def let_cuda_be_the_cpu_for_states(shims: list[str]) -> None:
 def _replace(functions: Sequence[str], modules: Sequence[str], shims: list[str]) -> None:
     if torch.cuda.is_available():
         return
-    if not any('device="cuda"' in inspect.getsource(sys.modules[name]) for name in modules if name in sys.modules):
+    there = [sys.modules[name] for name in modules if name in sys.modules]
+    if not changes.decide(lambda: any('device="cuda"' in inspect.getsource(module) for module in there)):
         return
     for name in functions:
         original = getattr(torch, name)

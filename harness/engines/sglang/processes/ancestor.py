@@ -1,7 +1,8 @@
 """The process that imports what SGLang imports of other packages, and forks a zygote for each SGLang (zygote.py).
 
     caller ── socket ── ancestor         imports torch, transformers and others; no SGLang
-                          └─ zygote      imports one SGLang; answers the caller at a socket of its own
+                ├─ socket ─┼─ zygote     imports one SGLang; answers the caller at a socket of its own
+                └─ socket ─└─ ancestor   imports a tree that is edited; its zygotes follow the edits (inside/changes.py)
 
 Started by engines/start.py as `python -m eagletwin.harness.engines.sglang.processes.ancestor FD`.
 """
@@ -27,7 +28,6 @@ _held: dict[socket.socket, int] = {}  # the leash of each zygote that runs, and 
 
 def main() -> None:
     """Fork zygotes until the caller hangs up. They end with this process."""
-    caller = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     failed: BaseException | None = None
@@ -37,7 +37,13 @@ def main() -> None:
         preimport.import_them()
     except BaseException as error:
         failed = error  # each zygote says so
+    _fork_zygotes(socket.socket(fileno=int(sys.argv[1])), failed)
+
+
+def _fork_zygotes(caller: socket.socket, failed: BaseException | None, *, follow: bool = False) -> None:
+    """Until the caller hangs up. failed: what each zygote says; follow: they follow edits of the tree that was imported."""
     gc.freeze()
+    _held.clear()
     ended, ends = os.pipe()
     for end in (ended, ends):
         os.set_blocking(end, False)
@@ -70,13 +76,13 @@ def main() -> None:
                 one.close()
             os.close(ended)
             os.close(ends)
-            _become(message, connection, failed)
+            _become(message, connection, failed, follow=follow)
         os.close(connection)
         _held[leash] = process
 
 
-def _become(asked: protocol.Import, connection: int, failed: BaseException | None) -> NoReturn:
-    """The zygote, as if Python had been started in this environment."""
+def _become(asked: protocol.Import, connection: int, failed: BaseException | None, *, follow: bool) -> NoReturn:
+    """The zygote, or a further ancestor, as if Python had been started in this environment."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent()
@@ -96,7 +102,10 @@ def _become(asked: protocol.Import, connection: int, failed: BaseException | Non
     sys.argv = ["zygote", str(connection), *asked.words]
     status = 0
     try:
-        zygote.main(failed=failed)
+        if asked.stays:
+            _fork_zygotes(socket.socket(fileno=connection), failed or zygote.import_edited(), follow=True)
+        else:
+            zygote.main(failed=failed, follow=follow)
     except BaseException:  # it has told the caller
         status = 1
     sys.stdout.flush()

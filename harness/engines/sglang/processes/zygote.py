@@ -16,15 +16,37 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 
 
-def main(*, failed: BaseException | None = None) -> None:
-    """Serve the caller until it hangs up. failed: what was raised when others' packages were imported"""
+def main(*, failed: BaseException | None = None, follow: bool = False) -> None:
+    """Serve the caller until it hangs up. failed: what was raised when others' packages were imported; follow: an edited tree,
+    in a fork of the process that has imported it"""
 
     def load() -> None:
         if failed is not None:
             raise failed
-        _import_sglang()
+        (_follow_edit if follow else _import_sglang)()
 
     _serve(import_or_report(load))
+
+
+def import_edited() -> BaseException | None:
+    """Import a tree whose edits forks of this process follow; what that raised."""
+    from eagletwin.harness.engines.inside import changes
+
+    try:
+        with changes.followed():
+            _import_sglang()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _follow_edit() -> None:
+    from eagletwin.harness.engines.inside import changes
+
+    from .. import adapter, kernels
+
+    changes.follow(adapter.PACKAGE, *sys.argv[2:])
+    kernels.precompile()
 
 
 def _serve(connection: socket.socket) -> None:
