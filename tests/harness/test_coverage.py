@@ -164,3 +164,8 @@ def test_a_search_stays_where_a_rare_statement_runs(known: bool) -> None:
     assert sum(ran[20:]) >= 0.6 * len(ran[20:])  # one of eleven by their numbers, and half at most where its own blocks count
     assert not all(ran[20:])
     assert ran[0] or not known
+
+
+@pytest.mark.parametrize(("ran", "often"), [({}, True), ({"a": 0b11, "b": 0b101}, True), ({"a": 0b11, "b": 0b1}, False)])
+def test_a_change_runs_often_if_every_second_measured_case_ran_some_of_it(ran: dict[str, int], *, often: bool) -> None:
+    assert Measured([[]] * 5, ran).often == often

@@ -61,7 +61,10 @@ class Here:
         self.ran: list[str] = []
         self._at = at or {}
 
-    def block(self, number: int, earlier: Sequence[CaseSeen] = (), *, first: bool = False) -> Iterator[CaseSeen]:  # noqa: ARG002
+    def first(self, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen]:
+        return iter(earlier[:0])
+
+    def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen]:
         for seen in cases_of(number)[len(earlier) :]:
             self.ran.append(seen.case.name)
             self._at.get(seen.case.name, lambda: None)()

@@ -37,7 +37,7 @@ CASES = 10 * BLOCK
 class Started:
     """A process that imports nothing, and a host of it."""
 
-    def __init__(self, source: Any, mode: Any = None) -> None:
+    def __init__(self, source: Any, mode: Any = None, *, edited: bool = False) -> None:  # noqa: ARG002
         self.source, self.mode = (source, mode) if mode else (source.source, source.mode)
 
     def start(self) -> None:
@@ -62,7 +62,10 @@ class Fixed:
     def __init__(self, matcher: Any, plan: Any) -> None:
         pass
 
-    def block(self, number: int, earlier: Sequence[CaseSeen], *, first: bool) -> Iterator[CaseSeen]:  # noqa: ARG002
+    def first(self, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
+        return iter(earlier[:0])
+
+    def block(self, number: int, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
         for place in range(len(earlier), BLOCK):
             if self.log.total() == self.ctrl_c:
                 raise KeyboardInterrupt

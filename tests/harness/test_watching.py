@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.cli.main import run_command
+from eagletwin.harness.commands.fuzz import watching
 from eagletwin.harness.commands.fuzz.corpus import Corpus
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, BlockRunner, CaseSeen, Unstarted
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -76,6 +77,25 @@ def test_what_is_saved_made_or_removed_is_seen_and_what_python_writes_is_not(tre
     assert files.saved() == []
     (tree / "b.py").unlink()
     assert files.saved() == ["b.py"]
+
+
+def test_what_the_kernel_does_not_tell_is_seen_all_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files(tree)
+    monkeypatch.setattr(watching._Events, "any", lambda self: False)
+    (tree / "srt" / "a.py").write_text("12")
+    assert files.saved() == []
+    monkeypatch.setattr(watching, "_ANYWAY", -1.0)
+    assert files.saved() == ["a.py"]
+
+
+def test_files_of_a_folder_that_is_new_are_seen(tree: Path) -> None:
+    files = Files(tree)
+    (tree / "new").mkdir()
+    assert files.saved() == []
+    (tree / "new" / "c.py").write_text("")
+    assert files.saved() == ["c.py"]
+    (tree / "new" / "c.py").unlink()
+    assert files.saved() == []
 
 
 def test_a_save_after_a_search_begins_another_and_ctrl_c_ends_with_the_last_verdict(
@@ -217,6 +237,15 @@ def test_the_next_search_of_a_change_begins_with_the_cases_that_ran_it() -> None
     assert Corpus(Source()).cases() == ()
     assert Corpus(source(OLD)).cases() == ()
     assert Corpus(source(DOUBLE, "0.5.20")).cases() == ()
+
+
+def test_cases_of_the_search_before_fill_up_what_are_too_few_to_say_that_the_change_is_right() -> None:
+    leave(source(DOUBLE), (CASES[0], (2,)), (CASES[1], (2,)))
+    found = Corpus(source(DOUBLE)).cases(further=CASES[2:3], recent=CASES[1:])
+    assert found == (CASES[2], CASES[0], CASES[1], *CASES[3:LEAST])
+    assert Corpus(source(DOUBLE)).cases(lambda case: case == CASES[1], recent=CASES[:4]) == (CASES[1],)
+    leave(source(DOUBLE), *((case, (2,)) for case in CASES[: LEAST + 2]))
+    assert not {*Corpus(source(DOUBLE)).cases(recent=CASES[LEAST + 2 :])} & {*CASES[LEAST + 2 :]}
 
 
 def test_each_second_case_is_a_further_one() -> None:

@@ -130,11 +130,13 @@ def search(
         from .journal import JOURNAL, Journal
         from .pool import Actors
         from .search import Fuzz
+        from .steering import draw_ahead
 
         corpus = Corpus(source)
         if past is None:
-            further = (*(watched.recent if watched is not None else ()), *cases_of_change(source, options.run))
-            options = replace(options, first=corpus.cases(options.constraints.wanted, further))
+            recent = watched.recent if watched is not None and measured.often else ()
+            first = corpus.cases(options.constraints.wanted, cases_of_change(source, options.run), recent)
+            options = replace(options, first=first)
         host = Host(zygote)
         workers = stack.enter_context(Actors(_elsewhere(options))) if options.address else _processes(host, options, watched)
         folder = new_run_folder(options.out, f"fuzz-{options.seed}") if past is None else past.folder
@@ -157,6 +159,7 @@ def search(
         )
         if watched is not None:
             watched.follow(looking)
+            draw_ahead(looking.plan)  # at the start, while the tree is imported: the search after an edit has them
         return _search(looking, options, workers, found, verbose=verbose, watched=watched)
 
 
@@ -222,16 +225,17 @@ def _search(
     finally:
         if looking.corpus is not None:
             looking.corpus.write()
-        try:
-            summary = write_summary(folder, looking, found, code)
-        except OSError as error:
-            summary = _keep_elsewhere(folder, looking, found, code, error)
-        if watched is None:
-            show(text_of(document_of(summary, folder), width(), verbose=verbose))
-        elif code not in (None, EXIT_INTERRUPTED):
-            watched.answer(code)
-        facts = summary_facts(summary)
-        emit_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
+        if watched is None or code is not None:  # what a save ended is searched again, and nobody waits for its page
+            try:
+                summary = write_summary(folder, looking, found, code)
+            except OSError as error:
+                summary = _keep_elsewhere(folder, looking, found, code, error)
+            if watched is None:
+                show(text_of(document_of(summary, folder), width(), verbose=verbose))
+            elif code is not None and code != EXIT_INTERRUPTED:
+                watched.answer(code)
+            facts = summary_facts(summary)
+            emit_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=facts))
     return code
 
 

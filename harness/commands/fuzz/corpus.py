@@ -66,13 +66,17 @@ class Corpus:
         self._names = {name: (_digest(base, name), _digest(*code)) for name, code in codes.items()}
         self._cases = dict[str, _Cases]()
 
-    def cases(self, wanted: Callable[[Case], bool] = lambda case: True, further: Sequence[Case] = ()) -> tuple[Case, ...]:
+    def cases(
+        self, wanted: Callable[[Case], bool] = lambda case: True, further: Sequence[Case] = (), recent: Sequence[Case] = ()
+    ) -> tuple[Case, ...]:
         """What the cache has of these functions, of each by turns; where it has not their content, of the one before. Each
-        second one is of these further ones: they show what is known of the functions, whatever ran them before."""
+        second one is of these further ones: they show what is known of the functions, whatever ran them before. recent: fill up
+        what are too few to say that the change is right."""
         turns = zip_longest(*(self._read(*names) for names in self._names.values()))
         cached = (case for turn in turns for case in turn if case is not None)
         each = (case for pair in zip_longest(further, cached) for case in pair if case is not None and wanted(case))
-        return tuple(_once(each))[:_MOST]
+        found = tuple(_once(each))[:_MOST]
+        return tuple(_once((*found, *filter(wanted, recent))))[: max(len(found), LEAST)]
 
     def add(self, case: Case, differs: Differs | None, *, found: bool = False) -> None:
         """A case that ran some of the change, if it did. found: something was found in it, so that it comes first."""

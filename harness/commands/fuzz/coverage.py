@@ -13,9 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, combinations
 from math import log
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,12 @@ class Measured:
         """What of RARE each measured case has that ran some changed statement, where no case without any ran it."""
         found = [self._rare_of(cases) for cases in self.ran.values()]
         return tuple(dict.fromkeys(name for names in found if "" not in names for name in names))
+
+    @property
+    def often(self) -> bool:
+        """Whether every second measured case ran some changed statement, or it is not known of any."""
+        ran = reduce(or_, self.ran.values(), 0)
+        return not ran or 2 * ran.bit_count() >= len(self.cases)
 
     @property
     def only_rare(self) -> bool:

@@ -21,6 +21,7 @@ from eagletwin.harness.core.differs import Differs
 
 from .coverage import UNMEASURED, Measured, Setting, settings_of
 from .looking import NO_BLOCK, CaseSeen, Unstarted
+from .options import Plan
 
 _AHEAD = 200  # blocks among which is chosen: a setting that one block in fifty has is among them
 _FEW = 10  # of these, among which one is drawn: the most similar alone would be the same again and again
@@ -49,6 +50,12 @@ class _Counts:
             self.with_setting.setdefault(name, Counter()).update(settings)
             self.ran[name] = self.ran.get(name, 0) | 1 << self.cases
         self.cases += 1
+
+
+def draw_ahead(plan: Plan) -> None:
+    """Draw the blocks among which the first one of a search is chosen, if something is changed."""
+    for number in range(_AHEAD):
+        block_of(plan.seed, number, plan.asked)
 
 
 class Steering:

@@ -4,6 +4,8 @@ Each search has a folder and a process of the engine of its own. What the engine
 (engines/start.py): the processes are forked from that.
 """
 
+import ctypes
+import errno
 import os
 import signal
 import sys
@@ -22,7 +24,8 @@ from eagletwin.harness.core.terminal import count, show
 from ..options import log_progress
 from .search import Fuzz
 
-_EVERY = 0.2  # seconds between two looks at the files, each of which takes 0.03
+_EVERY = 0.05  # seconds between two questions whether a file was saved
+_ANYWAY = 2.0  # seconds after which all files are looked at, which takes 0.04: the kernel is not told what another host saves
 _AGAIN = 2.0  # seconds until a search that did not end is interrupted again: Python drops what is raised in a callback
 
 
@@ -30,25 +33,51 @@ class Saved(BaseException):
     """A file was saved while a search ran."""
 
 
+class _Events:
+    """What the kernel tells of folders (inotify). Where it tells of no more of them, something may always have happened."""
+
+    _TOLD = 0x8 | 0x40 | 0x80 | 0x100 | 0x200  # a file that was written is closed; one that was moved, made or removed
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._blind = self._descriptor < 0
+
+    def tell_of(self, folder: str) -> None:
+        failed = self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), self._TOLD) < 0
+        self._blind |= failed and ctypes.get_errno() != errno.ENOENT
+
+    def any(self) -> bool:
+        """Whether something happened since this was asked before."""
+        try:
+            return self._blind or bool(os.read(self._descriptor, 1 << 16))
+        except BlockingIOError:
+            return False
+
+
 class Files:
     """The Python files below a folder, and when each was saved."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen = self._read()
+        self._folder, self._events = folder, _Events()
+        self.forget()
 
     def saved(self) -> list[str]:
         """The names of the files that were saved, made or removed since `forget`."""
-        return sorted({Path(file).name for file, _ in self._seen.items() ^ self._read().items()})
+        if self._events.any() or time.monotonic() > self._read_at + _ANYWAY:
+            self._saved = sorted({Path(file).name for file, _ in self._seen.items() ^ self._read().items()})
+        return self._saved
 
     def forget(self) -> None:
         """What was saved until now is known."""
-        self._seen = self._read()
+        self._seen, self._saved = self._read(), list[str]()
 
     def _read(self) -> dict[str, tuple[int, int]]:
         found, folders = dict[str, tuple[int, int]](), [str(self._folder)]
+        self._read_at = time.monotonic()
         while folders:
-            with suppress(OSError), os.scandir(folders.pop()) as entries:  # it is gone
+            self._events.tell_of(folder := folders.pop())
+            with suppress(OSError), os.scandir(folder) as entries:  # it is gone
                 for entry in entries:
                     if entry.name.endswith(".py"):
                         with suppress(OSError):
