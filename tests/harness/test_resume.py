@@ -62,7 +62,10 @@ class Fixed:
     def __init__(self, matcher: Any, plan: Any) -> None:
         pass
 
-    def block(self, number: int, earlier: Sequence[CaseSeen], *, first: bool) -> Iterator[CaseSeen]:  # noqa: ARG002
+    def first(self, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
+        return iter(earlier[:0])
+
+    def block(self, number: int, earlier: Sequence[CaseSeen]) -> Iterator[CaseSeen]:
         for place in range(len(earlier), BLOCK):
             if self.log.total() == self.ctrl_c:
                 raise KeyboardInterrupt

@@ -209,7 +209,7 @@ def _always(function: Any, each: Sequence[ChangedFunction]) -> list[str]:
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportedTree:
     """What an import leaves to its forks.
 
     ran, read  ids of code objects; files and ids of what `inspect` was asked for the source of
@@ -225,7 +225,7 @@ class Imported:
     answers: list[tuple[Callable[[], object], object]] = field(default_factory=list)
 
 
-_imported: Imported | None = None
+_imported: ImportedTree | None = None
 
 
 def decide(question: Callable[[], bool]) -> bool:
@@ -243,7 +243,7 @@ def followed() -> Iterator[None]:
     """While the tree is imported whose edits forks of this process are to follow."""
     global _imported
     own_loader.made = {}
-    _imported = found = Imported()
+    _imported = found = ImportedTree()
     profile, find = cProfile.Profile(subcalls=False, builtins=False), inspect.findsource
 
     def find_and_note(asked: Any) -> Any:
@@ -300,7 +300,7 @@ def _confirm_what_is_absent() -> None:
             raise CannotFollow(f"{name} is new")
 
 
-def _confirm_what_ran(before: Imported) -> None:
+def _confirm_what_ran(before: ImportedTree) -> None:
     """What the import ran of an earlier change is the same in this one, at the same lines."""
     for module, each in ({} if before.watch is None else before.watch.modules).items():
         for one in each:
@@ -309,7 +309,9 @@ def _confirm_what_ran(before: Imported) -> None:
                 raise CannotFollow(f"{one.name} ran in the import")
 
 
-def _swaps(before: Imported, module: str, each: list[own_loader.Made]) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+def _swaps(
+    before: ImportedTree, module: str, each: list[own_loader.Made]
+) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
     """The functions of a module that was loaded, and their new code; none if neither the file differs nor what is
     watched of it."""
     was, places = each[0], _places(module)
