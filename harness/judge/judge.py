@@ -274,12 +274,15 @@ def _right_in_each_life(
     trace: Trace, without: frozenset[str], view: View, last: Findings, by_rank: list[dict[str, RequestReplay]]
 ) -> bool:
     """Whether what diverges from the reference of each request's last life follows from choices of an earlier one: of each life
-    of a request, one reference has all numbers."""
+    of a request, one reference has all numbers, and one has all that it was answered, of which an earlier life may be kept."""
     lives = {name: replay.lives for replays in by_rank for name, replay in replays.items()}
 
     def wrong(findings: Findings) -> set[tuple[str, int]]:
         each = (divergence for _, divergence in findings.divergences)
-        return {(one.request, bisect_right(lives.get(one.request, ()), one.iteration)) for one in each}
+        return {
+            (one.request, -1 if one.stage == "finished" else bisect_right(lives.get(one.request, ()), one.iteration))
+            for one in each
+        }
 
     left = wrong(last)
     for life in range(max(map(len, lives.values()), default=0)):
