@@ -100,7 +100,15 @@ def searched(bug: Known, patch: Path, minutes: float) -> Iterator[tuple[str, int
         if done.returncode and not seldom:
             line += f"; {facts.get('folder')}"
         yield f"  search, {name}: {line}", 0 if seldom else done.returncode
-    yield f"  {reached} cases ran the patch", 0 if reached >= LEAST else EXIT_UNKNOWN
+    few = reached < LEAST
+    yield f"  {reached} cases ran the patch{_out_of_reach(bug) * few}", EXIT_UNKNOWN if few else 0
+
+
+def _out_of_reach(bug: Known) -> str:
+    """Why no search on a CPU runs the bug's code; empty: one may."""
+    if not isinstance(bug, Entry):
+        return ": no case runs this code, a probe calls it"
+    return f": this code needs --device {bug.needs.device}" if bug.needs is not None and bug.needs.device else ""
 
 
 def costs(bug: Known, patch: Path) -> dict[str, tuple[Counts, Counts]]:

@@ -228,6 +228,20 @@ def test_a_fix_that_is_right_in_one_view_is_searched_in_it(monkeypatch: pytest.M
         assert ["--view shifted" in line for line in lines] == [own] * len(lines)
 
 
+def test_a_fix_that_no_search_on_a_cpu_reaches_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "eagletwin"
+    command.write_text('#!/bin/sh\necho {\\"error\\": 1}\nexit 125\n')
+    command.chmod(0o755)
+    monkeypatch.setattr(change, "EAGLETWIN", (str(command),))
+    why = {
+        "grammar-stride": ": this code needs --device cuda",
+        "dsv4-draft-reads": ": no case runs this code, a probe calls it",
+    }
+    for name in (*why, "penalties"):
+        *_, (line, code) = change.searched(ledger.wanted()[name], tmp_path / REPORT, 0.1)
+        assert (line, code) == (f"  0 cases ran the patch{why.get(name, '')}", 125)
+
+
 def test_a_fix_is_searched_where_its_bug_needs_what_no_search_has_unasked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
