@@ -19,6 +19,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.testing.twin import Twin
 
+from ..lab.servers import Servers
 from . import warm
 
 Runner = Callable[..., tuple[Trace, Verdict]]
@@ -58,6 +59,13 @@ def pytester(pytester: pytest.Pytester, cache: Path) -> pytest.Pytester:
 def host(eagletwin: Twin) -> Host:
     """The plugin's: one process with SGLang imported serves all tests of this one."""
     return eagletwin.host
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """SGLang and its front end are imported once, for servers that are recorded and others."""
+    with Servers() as servers:
+        yield servers
 
 
 @contextmanager

@@ -2,10 +2,7 @@
 the checkpoints say besides."""
 
 import json
-import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,10 +47,8 @@ RECORDED = {
 def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
     """Rules by which integers alone show a bug, in recordings of its case; with `fixed`, where the bug is not."""
     entry = LEDGER[number]
-    changed = entry.remedy if entry.remedy is not None else entry.revert
-    assert changed is not None
     host = host.beside(mode=on_a_cpu(entry))
-    patches = (changed,) if (entry.remedy is not None) == fixed else ()
+    patches = (entry.green if fixed else entry.red).patches
     trace = host.engine(entry.case, patches).run(entry.case, folder)
     verdicts = [judge(recording) for recording in integers_of(trace)]
     assert verdicts
@@ -74,23 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("recorded")
 
 
-@pytest.fixture(scope="module")
-def servers(folder: Path) -> Iterator[Servers]:
-    """Servers whose schedulers record every second request, with rows."""
-    with recording(folder, RecordOptions(every=2, share=1.0, at_once=16, rows=64)) as servers:
-        yield servers
-
-
-@contextmanager
-def recording(folder: Path, options: RecordOptions) -> Iterator[Servers]:
-    before = dict(os.environ)
-    os.environ.update(environment(folder, options))
-    try:
-        with Servers() as servers:
-            yield servers
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+# Every second request, with rows.
+EVERY_SECOND = RecordOptions(every=2, share=1.0, at_once=16, rows=64)
 
 
 def sent(server: Server, those: list[list[int]], **sampling: object) -> list[Any]:
@@ -103,7 +83,7 @@ def sent(server: Server, those: list[list[int]], **sampling: object) -> list[Any
 def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any], **sampling: object) -> JudgedServer:
     """Serve, and judge what was recorded: every second request, and no tap failed."""
     before = set(folder.iterdir())
-    with servers.start(asked(model, chunked_prefill_size=16, **how)) as server:
+    with servers.start(asked(model, chunked_prefill_size=16, variables=environment(folder, EVERY_SECOND), **how)) as server:
         found = sent(server, prompts(model, LENGTHS), **sampling)
         [mine] = set(folder.iterdir()) - before
         due = (len(found) + 1) // 2
@@ -224,6 +204,7 @@ ELSEWHERE = ("26329", TAKES_SECONDS)
 def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Servers, folder: Path, name: str) -> None:
     fault, before = FAULTS[name], set(folder.iterdir())
     how: dict[str, Any] = {"patches": (fault.patch,), "mode": Mode(overlap=True), "chunked_prefill_size": 16}
+    how["variables"] = environment(folder, EVERY_SECOND)
     how |= {"topk": 3, "num_draft_tokens": 8} if fault.tree else {}
     those = prompts(fault.model, LENGTHS[:8])
     with servers.start(asked(fault.model, **how)) as server, ThreadPoolExecutor(len(those)) as at_once:
@@ -284,10 +265,10 @@ def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Serv
     assert "multi-layer-chunk-tail-2: " in report
 
 
-def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(tmp_path: Path) -> None:
+def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(servers: Servers, tmp_path: Path) -> None:
     [prompt] = prompts("llama-tiny", (40,))
     options = RecordOptions(every=1, share=1.0, private=True, key="a key")
-    with recording(tmp_path, options) as servers, servers.start(asked("llama-tiny")) as server:
+    with servers.start(asked("llama-tiny", variables=environment(tmp_path, options))) as server:
         tokens = answer(server, prompt)["output_ids"]
         [mine] = tmp_path.iterdir()
         while not list(mine.glob(f"*/{HEADER}")):
@@ -316,7 +297,7 @@ def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("release", ["0.5.13"])
-def test_an_older_release_is_recorded_as_well(release: str, folder: Path, servers: Servers) -> None:  # noqa: ARG001  the variables
+def test_an_older_release_is_recorded_as_well(release: str, folder: Path) -> None:
     with zygote_of(release) as zygote, Servers(zygote) as older:
         session = recorded_by(older, folder, "llama-tiny", {})
     assert session.status == "equal", session.report(120, "")

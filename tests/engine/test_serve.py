@@ -8,7 +8,6 @@ import random
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,12 +37,6 @@ pytestmark = pytest.mark.slow
 LENGTHS = (5, 9, 20, 40, 63, 64, 65, 100, 150, 200, 300, 33)
 # Rounds that a server on an H200 used for these prompts, with CUDA graphs and overlap: SGLang 0.5.23, float32.
 ON_A_GPU = [21, 20, 18, 22, 27, 16, 28, 17, 29, 16, 16, 17]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with Servers() as servers:
-        yield servers
 
 
 def asked(model: str, **how: Any) -> Serve:

@@ -12,7 +12,7 @@ class Serve(Struct, frozen=True, tag=True, kw_only=True):
 
     model    the recipe whose checkpoints they are; "": somebody's own
     port, log  servers.py fills both in: where it listens, if that is 0, and the file of what its processes print
-    more     further arguments of SGLang's launch_server, as they are typed
+    more     further arguments of SGLang's launch_server, as they are typed; variables: of the environment of its processes
     None     what SGLang takes by itself
     """
 
@@ -30,6 +30,7 @@ class Serve(Struct, frozen=True, tag=True, kw_only=True):
     kernels: Kernels = "fast"
     mode: Mode = CPU
     more: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
 
 
 class Serving(Struct, frozen=True, tag=True):

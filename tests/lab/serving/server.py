@@ -98,7 +98,7 @@ def _launch(word: socket.socket, asked: messages.Serve, folder: str) -> NoReturn
     """The launcher: SGLang's front end stays in this process, which forks the others."""
     status = 1
     try:
-        _settle(asked.log, folder)
+        _settle(asked, folder)
         for patch in asked.patches:
             patches.apply(patch)
         front_end.make_able(asked, folder, boot.SHIMS)
@@ -123,12 +123,13 @@ def _launch(word: socket.socket, asked: messages.Serve, folder: str) -> NoReturn
         os._exit(status)
 
 
-def _settle(log: str, folder: str) -> None:
+def _settle(asked: messages.Serve, folder: str) -> None:
     """Make this process one that serves for long: its output, its files, its garbage."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(asked.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    os.environ |= asked.variables
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     gc.enable()
     # what would go unseen, and is said once: a fix was undone in code that runs, a stub was called, a kernel ran unchecked
