@@ -27,11 +27,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(file: Path) -> set[str]:
+@cache
+def imports(file: Path) -> frozenset[str]:
     """Absolute names of the modules that a file imports, inside functions too. Names that are not modules are left out with
     what they are imported from."""
     package = ["eagletwin", *file.relative_to(ROOT).with_suffix("").parts[:-1]]
-    found = set()
+    found = set[str]()
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -42,7 +43,7 @@ def imports(file: Path) -> set[str]:
             names = {alias.name for alias in node.names}
             below = {f"{module}.{name}" for name in names if f"{inside}.{name}" in modules()}
             found |= below | ({module} if len(below) < len(names) else set())
-    return found
+    return frozenset(found)
 
 
 @cache

@@ -145,8 +145,10 @@ def test_a_search_draws_what_it_has_only_where_asked_for_if_nothing_else_runs_a_
 
 def test_settings_that_all_cases_have_are_left_out(measurement: Coverage) -> None:
     assert measurement.settings
-    assert all(any(number not in case for case in measurement.cases) for number in range(len(measurement.settings)))
-    assert {name for name, _ in measurement.settings} > {"topk", "topic"}
+    each = measurement.settings_by_case()
+    assert not set(each[0]).intersection(*each[1:])
+    assert all({*its} < {*coverage.settings_of(case)} for its, case in zip(each, CASES, strict=True))
+    assert measurement.settings.keys() > {"topk", "topic"}
 
 
 def test_the_measurement_is_of_this_release_and_sends_a_search_to_what_keeps_states(

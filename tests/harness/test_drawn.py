@@ -124,7 +124,7 @@ def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_is_else_a
 
 @pytest.mark.parametrize("model", ["qwen3.5-nextn", "nemotron-h-nextn"])
 def test_where_the_prefix_cache_keeps_states_prompts_come_to_one_and_part_there(model: str) -> None:
-    drawn = [block_of(3, number, SearchConstraints(held={"model": model, "radix_cache": True})) for number in range(24)]
+    drawn = [block_of(3, number, SearchConstraints(held={"model": model, "radix_cache": True})) for number in range(16)]
     drawn = [
         block for block in drawn if block.focus.context_length == 0
     ]  # near the end of a context prompts are as long as that
@@ -266,7 +266,8 @@ def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_n
     }
     for rows, blocks_of_it in needs.items():
         assert len(blocks_of_it) > 3
-        cases = [found for block in blocks_of_it if (found := block.cases())]  # few sessions fit a small pool of large pages
+        # few sessions fit a small pool of large pages
+        cases = [found for block in blocks_of_it[:12] if (found := block.cases())]
         longest = [max(len(request.prompt) for case in found for request in case.requests) for found in cases]
         assert sum(length > rows for length in longest) > len(longest) / 2
     # near the end of a context prompts are as long as that is
@@ -327,16 +328,16 @@ def fill_the_pool(case: Case) -> bool:
 
 
 def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
-    cases = drawn("host-cache", blocks=30)
+    cases = drawn("host-cache", blocks=14)
     filled = [case for case in cases if fill_the_pool(case)]
     assert len(filled) > len(cases) / 10  # in many cases there is no such number of free slots
-    assert {case.engine.sglang.host_policy for case in filled} >= {"write_through", "write_back"}
+    assert len({case.engine.sglang.host_policy for case in filled}) > 1
     for case in cases:
         check_case(case, "drawn")
 
 
 def test_a_small_pool_beside_a_hierarchical_cache_holds_a_window() -> None:
-    cases = drawn("mimo-v2", "host-cache", blocks=20)
+    cases = drawn("mimo-v2", "host-cache", blocks=6)
     assert min(case.engine.sglang.max_total_tokens for case in cases) < 128
     for case in cases:  # SGLang starts with no smaller one
         assert case.engine.sglang.max_total_tokens > RECIPES[case.model].window + case.page_size
@@ -344,7 +345,7 @@ def test_a_small_pool_beside_a_hierarchical_cache_holds_a_window() -> None:
 
 @pytest.mark.parametrize("model", ["qwen3-next-nextn", *long("nemotron-h-nextn")])
 def test_where_states_are_cached_prompts_are_prefilled_together(model: str) -> None:
-    cached = [case for case in drawn(model, blocks=40) if case.engine.sglang.radix_cache and len(case.requests) > 1]
+    cached = [case for case in drawn(model, blocks=16) if case.engine.sglang.radix_cache and len(case.requests) > 1]
     at_once = [case for case in cached if not case.chunks and {request.arrive for request in case.requests} == {0}]
     assert len(cached) / 5 < len(at_once) < len(cached) / 2
 

@@ -39,7 +39,7 @@ def coverage(
     with ProcessPoolExecutor(at_once) as processes:
         found = coverage_of(INSTALLED.called, chain.from_iterable(processes.map(measure, parts)))
     write.write_bytes(msgspec.json.encode(found) + b"\n")
-    print(f"{len(found.cases)} cases ran {len(found.by_key())} blocks: {write}")
+    print(f"{found.cases} cases ran {len(found.by_key())} blocks: {write}")
     return EXIT_EQUAL
 
 
@@ -74,12 +74,13 @@ def coverage_of(sglang: str, ran: Iterable[tuple[Case, Mapping[str, Iterable[Blo
         cases.append(settings_of(case))
         for key in {key_of(file, block.function, block.branch) for file, blocks in files.items() for block in blocks}:
             keys[key] = keys.get(key, 0) | 1 << number
-    listed = sorted({one for each in cases for one in each} - set(cases[0]).intersection(*cases[1:]), key=str)
-    number_of, blocks = {one: number for number, one in enumerate(listed)}, dict[str, str]()
+    settings, blocks = dict[str, dict[str, str]](), dict[str, str]()
+    for one in sorted({one for each in cases for one in each} - set(cases[0]).intersection(*cases[1:])):
+        having = sum(1 << number for number, each in enumerate(cases) if one in each)
+        settings.setdefault(one[0], {})[one[1]] = f"{having:x}"
     for key in sorted(keys):
         blocks[f"{keys[key]:x}"] = blocks.get(f"{keys[key]:x}", "") + key
-    rows = [sorted(number_of[one] for one in each if one in number_of) for each in cases]
-    return Coverage(sglang, listed, rows, dict(sorted(blocks.items())))
+    return Coverage(sglang, len(cases), settings, dict(sorted(blocks.items())))
 
 
 def blocks_at(root: Path, ran: Mapping[str, Iterable[int]]) -> dict[str, list[Block]]:

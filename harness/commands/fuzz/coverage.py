@@ -183,7 +183,7 @@ _KEY = 8  # hexadecimal digits that name a block
 _FAR = 3  # functions between a changed one and one that was measured
 _MANY = 12  # functions that name one: a name that more have is no function's own
 
-Setting = tuple[str, object]
+Setting = tuple[str, str]
 
 # Recipes that a search draws only where they are asked for, as a setting of cases: the name by which they are asked for.
 RARE: Mapping[Setting, str] = {
@@ -197,17 +197,22 @@ def mode_for(name: str, mode: Mode = CPU) -> Mode:
 
 
 class Coverage(Struct, frozen=True):
-    """A measurement.
+    """A measurement. A set of cases is a hexadecimal number, with a bit for each.
 
-    sglang    the release
-    settings  all settings that a case has and another one lacks; cases: of each case, the numbers of its settings
-    blocks    a set of cases, as the bits of a hexadecimal number -> keys of the blocks that these cases alone ran
+    sglang    the release; cases: how many there are
+    settings  name of a setting -> value -> the cases that have it, of what some case has and another one lacks
+    blocks    a set of cases -> keys of the blocks that these cases alone ran
     """
 
     sglang: str
-    settings: list[Setting]
-    cases: list[list[int]]
+    cases: int
+    settings: dict[str, dict[str, str]]
     blocks: dict[str, str]
+
+    def settings_by_case(self) -> list[list[Setting]]:
+        """Of each case, its settings."""
+        sets = [((name, value), int(cases, 16)) for name, of in self.settings.items() for value, cases in of.items()]
+        return [[setting for setting, cases in sets if cases >> number & 1] for number in range(self.cases)]
 
     def by_key(self) -> dict[str, int]:
         """Key of a block -> the cases that ran it, as bits."""
@@ -291,7 +296,7 @@ class Measured:
         share = sum(runs) / len(runs)
         of, ran = Counter[str](), Counter[str]()
         for reached, settings in zip(runs, self.cases, strict=True):
-            topics = [str(value) for name, value in settings if name == "topic"]
+            topics = [value for name, value in settings if name == "topic"]
             of.update(topics)
             ran.update(topics * reached)
         gain = {topic: number * log(number / of[topic] / share) for topic, number in ran.items()}
@@ -309,7 +314,7 @@ def key_of(file: str, function: str, branch: str) -> str:
 
 def settings_of(case: Case) -> list[Setting]:
     """The engine configuration, setting by setting, and the topics of a case."""
-    sizes = [("model", case.model), ("num_steps", case.num_steps), ("topk", case.topk), ("page_size", case.page_size)]
+    sizes = [(name, str(getattr(case, name))) for name in ("model", "num_steps", "topk", "page_size")]
     own = [one for one in (case.engine.sglang, case.engine.vllm) if one is not None]
     settings = [setting for one in own for setting in msgspec.structs.asdict(one).items()]
     return [*sizes, *((name, str(value)) for name, value in settings), *(("topic", topic) for topic in topics_of(case))]
@@ -325,7 +330,6 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
     if not any(changed.values()):
         return UNMEASURED
     coverage, tree = read_coverage(), _Tree(root)
-    settings = [[coverage.settings[number] for number in case] for case in coverage.cases]
     ran = {
         place: cases
         for module, each in changed.items()
@@ -333,7 +337,7 @@ def measured_of(root: Path, watch: Watch | None, functions: Iterable[str] = ()) 
         for place, line in _lines(one)
         if (cases := tree.cases(_file(root, module), one.name.removeprefix(f"{module}."), line))
     }
-    return Measured(settings, ran)
+    return Measured(coverage.settings_by_case(), ran)
 
 
 def change_in(source: Source, patches: Iterable[Patch] = ()) -> Measured:

@@ -2,11 +2,12 @@
 
 `stages` names the records that a method of a `Rules` is called with, and `rule` declares a rule beside the function that checks
 it. A new rule is one such function, in any file here. What names rules (`--without`, the tables of
-docs/reference/rules.md, `info rules`) is derived from these declarations. They are read from the source: the names must be
-known before torch is imported, as all rules do.
+docs/reference/rules.md, `info rules`) is derived from these declarations. Those of a file that is not imported are read from
+its source: the names must be known before torch is imported, as all rules do.
 """
 
 import ast
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -86,9 +87,10 @@ def stages(*names: str) -> Callable[[_Function], _Function]:
 @cache
 def catalogue() -> Mapping[str, Rule]:
     for file in sorted(Path(__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                _declare(node)
+        if f"{__name__}.{file.stem}" not in sys.modules:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef):
+                    _declare(node)
     return dict(sorted(_DECLARED.items()))
 
 
