@@ -284,7 +284,7 @@ class Host:
         zygote = self._start_zygote()
         if not zygote.ready:
             answer = self._imported(zygote)
-            if isinstance(answer, protocol.TooLate):
+            while isinstance(answer, protocol.TooLate) or (zygote.follows and not isinstance(answer, protocol.Ready)):
                 zygote.start_again()
                 answer = self._imported(zygote)
             if isinstance(answer, protocol.Refused):

@@ -122,13 +122,19 @@ def fork(environment: Mapping[str, str], words: list[str], connection: socket.so
         _standing = _start_ancestor(environment, log)
     ancestor, asked = _standing, protocol.Import(dict(environment), words, os.getcwd(), str(log))
     if tree is not None:
-        if _edited is None or _edited.ended or _edited.root != tree:
+        if not follows(tree):
             import_again()
             ours, theirs = socket.socketpair()
             with theirs:
                 _edited = _Ancestor(_standing.fork(msgspec.structs.replace(asked, stays=True), theirs), ours, tree)
+        assert _edited is not None
         ancestor = _edited
     return ancestor.fork(asked, connection)
+
+
+def follows(tree: Path) -> bool:
+    """Whether a process stands that has imported the tree in this folder."""
+    return _edited is not None and not _edited.ended and _edited.root == tree
 
 
 def import_again() -> None:
@@ -153,6 +159,7 @@ class Zygote:
         self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None, edited: bool = False
     ) -> None:
         self.ready, self.version, self.edited = False, "", edited
+        self.follows = False  # an edit of what was imported for an earlier zygote
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode = source, mode
         self.connection, self._theirs = socket.socketpair()
@@ -191,6 +198,7 @@ class Zygote:
         with self._theirs, os.fdopen(handle, "wb") as log:
             if self.program == _program("sglang", "cpu") and may_fork(self.source):
                 tree = self.source.root if self.edited else None
+                self.follows = tree is not None and follows(tree)
                 self._process = fork(environment, self._source_arguments(), self._theirs, self._log, tree)
                 return
             self._process = subprocess.Popen(
@@ -203,8 +211,10 @@ class Zygote:
             )
 
     def start_again(self) -> None:
-        """Import the edited tree, which the process that stays could not follow."""
+        """Import the edited tree, which the process that stays could not follow; in a process of its own, if that one had just
+        imported it."""
         self.close()
+        self.edited = self.follows
         import_again()
         self.connection, self._theirs = socket.socketpair()
         self.start()

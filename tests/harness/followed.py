@@ -253,16 +253,19 @@ def followed(root: Path, change: tuple[str, str | None, str | None], plan: str =
     """What a fork comes to that imports the package, and follows the edit."""
     edit(root, WORK, "", "")
     own_loader.install("toy")
+    changes.install()
     with changes.followed():
         work = importlib.import_module("toy.work")
         assert not changes.decide(lambda: "cuda" in inspect.getsource(work))
     edit(root, *change)
     importlib.invalidate_caches()
+    finders = [*sys.meta_path]
     try:
         changes.follow("toy", "toy 2", str(root), *([plan] if plan else []))
     except CannotFollow as error:
         return f"imported: {error}"
     assert own_loader.version("toy") == "toy 2"
+    assert sys.meta_path == finders  # what stands before the files of the tree, as stubs do, still does
     return answer()
 
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.protocol import Ready, Refused, TooLate
+from eagletwin.harness.engines.start import Zygote
+
 from .followed import FOLLOWED, IMPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +49,32 @@ def test_changed_statements_are_noted_as_after_an_import(said: dict[str, list[An
     executed, near = follows
     assert len(executed) == 3
     assert near
+
+
+@pytest.mark.parametrize(
+    ("answers", "follows", "starts"),
+    [
+        ([Ready("1")], True, []),
+        ([TooLate(), Ready("1")], True, [True]),
+        ([Refused("it failed", ""), Ready("1")], True, [True]),
+        ([TooLate(), TooLate(), Ready("1")], True, [True, False]),
+        ([TooLate(), Ready("1")], False, [False]),
+    ],
+)
+def test_what_is_not_followed_is_imported_and_at_last_by_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, answers: list[object], follows: bool, starts: list[bool]
+) -> None:
+    """starts: whether the process that imports the tree stays."""
+    started, left = list[bool](), [*answers]
+
+    def start(zygote: Zygote) -> None:
+        zygote.follows = False
+        started.append(zygote.edited)
+
+    monkeypatch.setattr(Zygote, "start", start)
+    monkeypatch.setattr(Host, "_imported", lambda *_: left.pop(0))
+    zygote = Zygote(edited=True)
+    zygote.follows = follows
+    with Host(zygote) as host:
+        host.connection()
+        assert (host.version, started, left) == ("1", starts, [])

@@ -75,11 +75,15 @@ _watch: Watch | None = None
 _launches_deep: bool | None = None  # whether launches are watched, and if so, whether for all that a kernel names
 
 
-def install(plan: str) -> None:
-    """Watch what the file `plan` names. Before the engine is imported, or again in a fork that follows an edit."""
-    global _watch
+def install(plan: str = "") -> None:
+    """Watch what the file `plan` names; "": nothing, as long as no edit is followed. Before the engine is imported."""
     sys.meta_path.insert(0, SourceFinder(lambda name: partial(_Loader, each) if (each := _places(name)) is not None else None))
-    _watch = msgspec.json.decode(Path(plan).read_bytes(), type=Watch)
+    _read(plan)
+
+
+def _read(plan: str) -> None:
+    global _watch
+    _watch = msgspec.json.decode(Path(plan).read_bytes(), type=Watch) if plan else None
 
 
 def _places(module: str) -> tuple[ChangedFunction, ...] | None:
@@ -255,6 +259,9 @@ def followed() -> Iterator[None]:
     try:
         yield
     finally:
+        installed: Any = sys.getprofile()
+        if installed is not profile:  # something that was imported took its place: what ran is not known
+            own_loader.made = None
         profile.disable()
         inspect.findsource = find
     found.ran = {id(entry.code) for entry in profile.getstats()}
@@ -274,13 +281,11 @@ def _asked_source(asked: Any) -> int | str:
 def follow(package: str, called: str, root: str, plan: str = "") -> None:
     """Take over what was edited since the import, in a fork of its process. The arguments are those of an import. Raises
     CannotFollow; the process is then of no use."""
-    global _watch
     before, made = _imported, own_loader.made
     if before is None or made is None:
         raise CannotFollow("this process has imported no tree that is edited")
-    _watch = own_loader.made = None
-    if plan:
-        install(plan)
+    own_loader.made = None
+    _read(plan)
     _confirm_what_is_absent()
     _confirm_what_ran(before)
     swaps = [swap for module, each in made.items() for swap in _swaps(before, module, each)]
@@ -296,7 +301,7 @@ def _confirm_what_is_absent() -> None:
     """What the import looked for in vain is still not there."""
     for name in {name for finder in sys.meta_path if isinstance(finder, SourceFinder) for name in finder.lost}:
         package = sys.modules.get(name.rpartition(".")[0])
-        if package is not None and own_loader.source_of_module(name, package.__path__) is not None:
+        if package is not None and own_loader.source_of_module(name, getattr(package, "__path__", [])) is not None:
             raise CannotFollow(f"{name} is new")
 
 

@@ -37,8 +37,8 @@ def import_named(package: str, named: Sequence[str], load: Callable[[], None]) -
     if named:
         own_loader.install(package)
     own_loader.note_blocks()
-    if len(named) > 2:
-        changes.install(named[2])
+    if named:
+        changes.install(*named[2:3])
     load()
     if named:
         own_loader.confirm(package, *named[:2])
