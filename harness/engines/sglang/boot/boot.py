@@ -146,13 +146,11 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         if mode.graphs or settings.cuda_branches:
             install.copy_between_host_and_device(SHIMS)
         if settings.cuda_branches:
-            gates.write_over_arguments(SHIMS)
+            gates.take_cuda_branches(SHIMS)
         if mode.graphs:
             install.prepare(mode, frozen=recipe.frozen, shims=SHIMS)
             if mode.dp > 1:
                 dp_attention.meet_in_graphs(SHIMS)
-        if settings.cuda_branches:
-            gates.take_cuda_branches(SHIMS)
     if settings.host_pages:
         memory.prepare_host_cache(SHIMS, mode.device)
     if case.sessions:

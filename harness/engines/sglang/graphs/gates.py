@@ -3,7 +3,7 @@
 `Tensor.is_cuda` is true where one of these modules asks for it, and nowhere else; their own flags are set. GATES says of each
 place where speculative, scheduling, caching and capturing code asks for the device whether it is open, and why not.
 
-Kernels of CUDA that write over what they are given do so here, too (`write_over`).
+Kernels of CUDA that write over what they are given do so here, too.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ _TENSOR = "open: Tensor.is_cuda"
 _CPP = "closed: C++, for which there is no stand-in: SGLang's own code in torch runs"
 _OTHERS = "closed: no case has it"
 _IMPORT = "closed: it is asked while the module is imported, for all engines of the process"
+_COPIED = "try_small_copy then asks for the device's name, and torch copies"
 _MEMORY = "closed: host and device are one memory here"
 # (module below sglang.srt, function; empty: the module itself) -> what becomes of its gate
 GATES: dict[tuple[str, str], str] = {
@@ -84,12 +85,12 @@ GATES: dict[tuple[str, str], str] = {
     ("layers.attention.triton_backend", "TritonAttnBackend.__init__"): "closed: an option of the compiler",
     ("model_executor.model_runner", "ModelRunner.load_model"): "closed: types of old GPUs, threads",
     ("model_executor.model_runner", "ModelRunner._forward_raw"): _CAPTURE,
-    ("model_executor.cuda_graph_buffer_registry", "_grouped_foreach_copy_"): _TENSOR,
+    ("model_executor.cuda_graph_buffer_registry", "_grouped_foreach_copy_"): f"{_TENSOR}; {_COPIED}",
     ("model_executor.cuda_graph_buffer_registry", "CudaGraphBufferRegistry.fill_from"): _MEMORY,
     ("model_executor.runner_utils.pool", "graph_pool_borrow_enabled"): "closed: memory that a graph lends is not modelled",
     ("model_executor.runner_backend_utils.weak_ref_tensor", ""): _IMPORT,
     ("model_executor.runner_utils.shared_read_event", "make_external_event"): _MEMORY,
-    ("model_executor.runner_utils.buffers", "_grouped_foreach_copy_"): _TENSOR,
+    ("model_executor.runner_utils.buffers", "_grouped_foreach_copy_"): f"{_TENSOR}; {_COPIED}",
     ("model_executor.runner.eager_runner", "EagerRunner.__init__"): _OTHERS,
     ("model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner._wants_early_verify_metadata"): _OTHERS,
     ("model_executor.runner.base_runner", "BaseRunner._warmup"): "closed: it tunes kernels",
@@ -158,8 +159,7 @@ def write_over(method: Callable[..., Any], places: tuple[int, int]) -> Callable[
     return call
 
 
-def write_over_arguments(shims: list[str]) -> None:
-    """Before graphs are prepared, which make one node of each of these methods."""
+def _write_over_arguments(shims: list[str]) -> None:
     for name, (classes, places) in _IN_PLACE.items():
         with contextlib.suppress(ImportError):  # an older release keeps them elsewhere
             layers: Any = importlib.import_module(f"sglang.srt.layers.{name}")
@@ -169,7 +169,8 @@ def write_over_arguments(shims: list[str]) -> None:
 
 
 def take_cuda_branches(shims: list[str]) -> None:
-    """Before a scheduler is built."""
+    """Before a scheduler is built, and before graphs are prepared, which make nodes of what writes over its arguments."""
+    _write_over_arguments(shims)
     torch.Tensor.is_cuda = _IsCuda()  # type: ignore[assignment]
     for name in FLAGS:
         importlib.import_module(name)._is_cuda = True  # type: ignore[attr-defined]
