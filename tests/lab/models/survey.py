@@ -194,9 +194,9 @@ def survey(
     for entry in entries:
         if (answer := without_running(entry, found.model)) is None:
             with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-                mode = on_a_cpu(entry)
-                proof = prove_in_model(host.beside(mode=mode), entry, found.model, Path(scratch), replace(_RUN, mode=mode))
-            answer = replace(_answer(entry, proof), sglang=host.version)
+                there = host.beside(mode=on_a_cpu(entry))
+                proof = prove_in_model(there, entry, found.model, Path(scratch), replace(_RUN, mode=there.mode))
+            answer = replace(_answer(entry, proof), sglang=there.version)
         found.answers[entry.id] = answer
         say(f"{found.model:18} {entry.id:26} {answer.status} {answer.rule or answer.why}".rstrip())
         keep()
