@@ -273,8 +273,8 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
 def _right_in_each_life(
     trace: Trace, without: frozenset[str], view: View, last: Findings, by_rank: list[dict[str, RequestReplay]]
 ) -> bool:
-    """Whether what diverges from the reference of each request's last life follows from choices of an earlier one: of each life
-    of a request, one reference has all numbers, and one has all that it was answered, of which an earlier life may be kept."""
+    """Whether choices of earlier lives explain what diverges from the reference of each request's last one: in each life of a
+    request one reference has all numbers. Its answers may come from an earlier life, and follow one life as a whole."""
     lives = {name: replay.lives for replays in by_rank for name, replay in replays.items()}
 
     def wrong(findings: Findings) -> set[tuple[str, int]]:
