@@ -1,5 +1,6 @@
 """The known bugs that a divergence shows: those of the ledger whose candidate fixes make the same case equal."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -445,6 +446,26 @@ class KnownBugMatcher:
     def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = (), told: Collection[str] = ()) -> "Explained":
         """What is behind a wrong case. applied: entries whose remedies it ran with already. told: ids of those that explained a
         case of the same configuration: cases that share one mostly show the same, so that these are tried first."""
+        found = self._explain(trial, view, applied, told)
+        return found if found.known or found.cured else self._in_base(trial, view, applied) or found
+
+    def _in_base(self, trial: Trial, view: View, applied: tuple[Entry, ...]) -> "Explained | None":
+        """The same where a change edits what a remedy edits, so that it cannot be mended: a case in which the change alters no
+        recorded number shows what the base shows, and there the remedy fits."""
+        case, mode = trial.case, self.run.mode
+        unfit = tuple(one for one in self._mendable if one.id in self.unfit and may_show(one, case, mode))
+        if self.base is None or not unfit:
+            return None
+        there = self.base.look(case, remedies_of(applied), view)
+        if there is None or there.numbers != self.trials(applied, view).look_alone(case).numbers:
+            return None
+        for known in (*((one,) for one in unfit), (*unfit, *self.applicable(case, view))):
+            mended = self.base.look(case, remedies_of((*applied, *known)), view)
+            if mended is not None and mended.clean:
+                return Explained(known, applied, dataclasses.replace(trial, verdict=mended.verdict))
+        return None
+
+    def _explain(self, trial: Trial, view: View, applied: tuple[Entry, ...], told: Collection[str]) -> "Explained":
         case = trial.case
         apt = self.applicable(case, view)
         if {entry.id for entry in apt} <= {entry.id for entry in applied}:

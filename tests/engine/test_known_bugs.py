@@ -84,12 +84,18 @@ def test_another_bug_of_the_same_rule_and_stage_is_new(host: Host) -> None:
     assert one.trial.signature.rule == TAIL.rule
 
 
-def test_a_remedy_that_does_not_fit_explains_nothing(host: Host) -> None:
+@pytest.mark.parametrize(("planted", "known"), [("pass", [TAIL.id]), ("forward_batch.input_ids[0] = 1", [])])
+def test_where_a_remedy_does_not_fit_a_case_is_known_if_it_shows_what_the_base_shows(
+    host: Host, planted: str, known: list[str]
+) -> None:
+    """A change of the function that a remedy edits: harmless, and of the same rule and stage as the bug."""
     seed = "self._seed_boundary_kv_stash("
-    edit = Edit(target=f"{WORKER}._draft_extend_for_prefill", match=seed, replacement=f"pass; {seed[:-1]} (")
+    edit = Edit(target=f"{WORKER}._draft_extend_for_prefill", match=seed, replacement=f"{planted}; {seed[:-1]} (")
     matcher, one = explained(host, CASE, edit)
     assert TAIL.id in matcher.unfit
-    assert TAIL.id not in [entry.id for entry in one.known]
+    assert [entry.id for entry in one.known] == known
+    assert one.trial.clean == bool(known)
+    assert TAIL.id not in [entry.id for entry in one.mended]
 
 
 # Rows of KV indices four entries too short: as the ledger's indices-overflow, which its wider rows mend as well, and in cases

@@ -162,7 +162,8 @@ def _remarks(search: Fuzz, findings: Sequence[FindingFacts]) -> Iterator[str]:
     if base is not None and base.refused:
         yield f"{base.called} was not run beside it, so known bugs count as known: {base.refused}"
     if search.matcher.unfit:
-        yield f"Remedies that do not fit here: {join_names(sorted(search.matcher.unfit), _SHOWN)}."
+        there = f"; such a bug is known where {base.called} records the same" if base is not None else ""
+        yield f"Remedies that do not fit here: {join_names(sorted(search.matcher.unfit), _SHOWN)}{there}."
     if search.unstarted:
         yield "An engine that would not start may be the fault that is searched for; --not leaves its cases out."
     if tally.deaths:
