@@ -7,9 +7,10 @@ acceptance is lost in every round. 0.5.21 gave the proposal the requests' top_k,
 * `greedy-drafts-decode`: draft decode and draft extend after verify, up to 0.5.20.
 * `greedy-drafts-prefill`: the first draft after each prefill, live.
 * `greedy-drafts-layers`: all drafts of multi-layer EAGLE, live.
+* `greedy-drafts-layers-2`: the same where one CUDA graph holds all layers and draws inside, live.
 """
 
-from ..entry import Case, Edit, Entry, OnCuda, Patch, Request, SGLangSettings, small_case, small_patch
+from ..entry import Case, Edit, Entry, Needs, OnCuda, Patch, Request, SGLangSettings, small_case, small_patch
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -81,35 +82,32 @@ _LAYERS_PREFILL = Edit(
     target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES}\n{_TOP_KS}"
 )
 _RUNNERS = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
-_LAYERS_IN_ONE_GRAPH = Patch(
-    name="greedy-drafts-layers-in-one-graph",
-    edits=(
-        _LAYERS_PREFILL,
-        # which requests are greedy; padding is not
-        Edit(
-            target=f"{_RUNNERS}.OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner._init_and_capture",
-            match="self.buffers = self._allocate_buffers()",
-            replacement="""self.buffers = self._allocate_buffers()
+_ONE_GRAPH = (
+    # which requests are greedy; padding is not
+    Edit(
+        target=f"{_RUNNERS}.OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner._init_and_capture",
+        match="self.buffers = self._allocate_buffers()",
+        replacement="""self.buffers = self._allocate_buffers()
 if self.buffers.draft_probs is not None:
     self.buffers.greedy = torch.zeros_like(self.buffers.temperatures, dtype=torch.bool)""",
-        ),
-        Edit(
-            target=f"{_RUNNERS}.MultiLayerEagleDraftExtendCudaGraphRunner._run_step_body",
-            match="self._sample_draft_proposal(ret, bs)",
-            replacement="""self._sample_draft_proposal(ret, bs)
+    ),
+    Edit(
+        target=f"{_RUNNERS}.MultiLayerEagleDraftExtendCudaGraphRunner._run_step_body",
+        match="self._sample_draft_proposal(ret, bs)",
+        replacement="""self._sample_draft_proposal(ret, bs)
 probs = buffers.draft_probs[:bs, self.step]
 ret.topk_index = torch.where(buffers.greedy[:bs], probs.argmax(dim=-1, keepdim=True), ret.topk_index)
 ret.topk_p = probs.gather(1, ret.topk_index)""",
-        ),
-        Edit(
-            target=f"{_RUNNERS}.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare",
-            match="raw_bs = forward_batch.batch_size",
-            replacement="""raw_bs = forward_batch.batch_size
+    ),
+    Edit(
+        target=f"{_RUNNERS}.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare",
+        match="raw_bs = forward_batch.batch_size",
+        replacement="""raw_bs = forward_batch.batch_size
 if buffers.draft_probs is not None:
     buffers.greedy[:raw_bs].copy_((forward_batch.sampling_info.top_ks <= 1).view(-1, 1))""",
-        ),
     ),
 )
+_LAYERS_IN_ONE_GRAPH = Patch(name="greedy-drafts-layers-in-one-graph", edits=(_LAYERS_PREFILL, *_ONE_GRAPH))
 _LAYERS_BETWEEN_GRAPHS = Edit(  # the same between two replayed graphs, a layer each
     target=f"{_LAYERS}._draft_extend_for_decode",
     match=f"step_logits,\n                        {_TEMPERATURES}",
@@ -147,4 +145,20 @@ LAYERS = Entry(
     case=_case("llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 
-ENTRIES = (DECODE, PREFILL, LAYERS)
+LAYERS_IN_ONE_GRAPH = Entry(
+    id="greedy-drafts-layers-2",
+    title="Draft the best token for a greedy request in the one graph of all layers as well",
+    rule="draft.proposal",
+    buggy="0.5.16 -",
+    trigger="greedy-drafts-layers in the CUDA graphs of FlashAttention",
+    needs=Needs(attention="fa3", graphs=True),
+    remedy=Patch(name="greedy-drafts-layers-2", edits=_ONE_GRAPH),
+    # with this seed the drafts after the prefill, of which the other entry is, are the best
+    case=small_case(
+        Request(id="a", prompt=(85,), max_new_tokens=4),
+        model="llama-mtp",
+        sglang=SGLangSettings(rejection_sampling=True, random_seed=6, graphs=(1,), attention_backend="fa3"),
+    ),
+)
+
+ENTRIES = (DECODE, PREFILL, LAYERS, LAYERS_IN_ONE_GRAPH)
