@@ -101,6 +101,7 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     assert finding.signature.rule == LEDGER[entry].rule
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial
+    assert not finding.apart
     case = finding.outcome.case
     [request] = case.requests
     seen = {"num_steps": case.num_steps, "prompt": len(request.prompt), "max_new_tokens": request.max_new_tokens}
@@ -113,6 +114,18 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     assert (folder.parent / "found.json").is_file()
     scripted = runpy.run_path(str(folder / "repro.py"))["CASE"]
     assert decode_case(json.dumps(scripted).encode(), "repro.py") == case
+
+
+def test_a_finding_that_the_base_has_says_that_it_is_not_the_change(host: Host, tmp_path: Path) -> None:
+    live = LEDGER["multi-layer-chunk-tail-2"]
+    worker = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_prefill"
+    call = "self._seed_boundary_kv_stash("
+    harmless = Patch(name="harmless", edits=(Edit(target=worker, match=call, replacement=f"pass; {call}"),))
+    finding = shrunk(host, tmp_path, replace(live.case, exercises=()), RunSpec(patches=(harmless,)))
+    assert finding.signature.rule == live.rule
+    said = f"SGLang {INSTALLED.called} records the same in this case: it is not the change."
+    assert finding.apart == said
+    assert said in " ".join(finding_text(finding, 100).split())
 
 
 @pytest.mark.long

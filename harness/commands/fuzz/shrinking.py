@@ -17,7 +17,7 @@ from eagletwin.cases.blocks import Block
 from eagletwin.cases.sample_cases import shrink
 from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm, needed_in
-from eagletwin.harness.check.known import KnownBugMatcher, entries_of
+from eagletwin.harness.check.known import KnownBugMatcher, entries_of, remedies_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import (
@@ -98,7 +98,7 @@ class Finding:
     cases, seconds            until it was found
     shrink_looks, shrink_seconds  until it was smallest; partial: time was up before
     run       how it was run: with remedies of known bugs, where these would come first
-    apart     why it is no known bug, though a remedy makes it equal; empty: none does
+    apart     why it is no known bug, though a remedy makes it equal; or that the base shows the same; empty: neither
     model     why its model is not the smallest; empty: it is, or that is not known
     """
 
@@ -329,9 +329,16 @@ class Shrinking:
             shrink_seconds=time.monotonic() - self._begun,
             partial=self.partial,
             run=trials.run,
-            apart=apart,
+            apart=apart or self._as_base(outcome),
             model=self._why_model(),
         )
+
+    def _as_base(self, outcome: Outcome) -> str:
+        """Says that the base records the same in the smallest case, if it does."""
+        base = self._matcher.base
+        there = None if base is None else base.look(outcome.case, remedies_of(entries_of(self._needed)), self.seen.view)
+        same = there is not None and (there.signature, there.numbers) == (self.signature, outcome.trace.header.numbers)
+        return f"{base.called} records the same in this case: it is not the change." if base is not None and same else ""
 
     def _why_model(self) -> str:
         case = self._smallest.case

@@ -129,7 +129,7 @@ SUMMARY = "summary.json"
 class FindingFacts(Struct, kw_only=True):
     """A finding. cases, seconds: until it was found; shrink_looks, shrink_seconds: until it was smallest.
 
-    known    the ledger's bug that the smallest case may be; apart: why it is not
+    known    the ledger's bug that the smallest case may be; apart: why it is not, or that the base shows the same
     changes  the options that the case runs with; place: the first wrong number; ran: changed functions that it called
     """
 
