@@ -704,10 +704,12 @@ def _attribute(node: ast.Attribute) -> str:
     return f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else ""
 
 
-def _strip_docstring(node: ast.Module | _Definition) -> None:
+def _strip_docstring(node: ast.AST) -> ast.AST:
+    assert isinstance(node, ast.Module | _Definition)
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         del node.body[0]
+    return node
 
 
 def _is_kernel(decorator: ast.expr) -> bool:
@@ -730,7 +732,7 @@ def changed_bodies(old: bytes, new: bytes) -> frozenset[str] | None:
     well, or a decorator of one of them may have read its code. Raises SyntaxError."""
     before, now = _Bodies(), _Bodies()
     outside, outside_now = (
-        ast.dump(_without_docstring(taken.visit(ast.parse(source)))) for taken, source in ((before, old), (now, new))
+        ast.dump(_strip_docstring(taken.visit(ast.parse(source)))) for taken, source in ((before, old), (now, new))
     )
     if outside != outside_now:
         return None
@@ -751,7 +753,7 @@ class _Bodies(ast.NodeTransformer):
         self._within.append(node.name)
         self.generic_visit(node)
         self._within.pop()
-        return _without_docstring(node)
+        return _strip_docstring(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -768,9 +770,3 @@ class _Bodies(ast.NodeTransformer):
         self.found.append((".".join((*self._within, node.name)), decorators, _dump(node.body)))
         node.body = []
         return node
-
-
-def _without_docstring(node: ast.AST) -> ast.AST:
-    assert isinstance(node, ast.Module | _Definition)
-    _strip_docstring(node)
-    return node

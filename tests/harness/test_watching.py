@@ -159,6 +159,29 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["EQUAL", "DIVERGED"]
 
 
+def test_what_is_equal_so_far_is_printed_once_and_soon_and_is_no_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def early(statuses: dict[str, int], reached: int = 2, code: int | None = None) -> WatchedSearch:
+        one = WatchedSearch(["f.py"], (), code=code)
+        one.follow(search := looking("f.py:1", reached=reached))
+        search.tally.statuses.update(statuses)
+        one.answer_early()
+        one.answer_early()
+        return one
+
+    early({"equal": 3})
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(watching, "_SOON", -1.0)
+    for statuses, reached, code in (({"equal": 2, "unknown": 1}, 2, None), ({"equal": 3}, 0, None), ({"equal": 3}, 2, 0)):
+        early(statuses, reached, code)
+    assert capsys.readouterr().out == ""
+    one = early({"equal": 2, "known": 1})
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("EQUAL SO FAR  f: 2 of 3 cases ran it (1 of 1 statement); ")
+    assert (one.code, one.verdicts) == (None, {})
+
+
 def test_of_a_change_that_is_undone_the_verdict_is_known_at_once_and_the_search_may_alter_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -26,6 +26,7 @@ from .search import Fuzz
 
 _EVERY = 0.05  # seconds between two questions whether a file was saved
 _ANYWAY = 2.0  # seconds after which all files are looked at, which takes 0.04: the kernel is not told what another host saves
+_SOON = 4.0  # seconds after a save until what is equal so far is printed
 _AGAIN = 2.0  # seconds until a search that did not end is interrupted again: Python drops what is raised in a callback
 
 
@@ -97,6 +98,7 @@ class WatchedSearch:
     recent: tuple[Case, ...]
     verdicts: dict[str, int] = field(default_factory=dict)
     code: int | None = None
+    _early: bool = False
     _looking: Fuzz | None = None
     _begun: float = field(default_factory=time.monotonic)
 
@@ -113,19 +115,34 @@ class WatchedSearch:
 
     def answer(self, code: int) -> None:
         """Print a line with the verdict, unless it is the one that was printed."""
-        if code == self.code or self._looking is None:
-            return
+        if code != self.code and self._looking is not None:
+            self._say(code, self._ran)
+
+    def answer_early(self) -> None:
+        """Print a line, once, where no verdict comes soon and all is equal so far."""
+        tally = self._looking.tally if self._looking is not None and self.code is None and not self._early else None
+        if tally is not None and tally.reached and time.monotonic() > self._begun + _SOON:
+            self._early = True
+            if tally.statuses["equal"] + tally.statuses["known"] == tally.cases:
+                self._print("equal so far", self._ran)
+
+    @property
+    def _ran(self) -> str:
+        assert self._looking is not None
         tally, differs = self._looking.tally, self._looking.tally.changes.differs
         functions = [] if differs is None else [name.rpartition(".")[2] for name in differs.functions]
         ran = f"{tally.reached} of {count(tally.cases, 'case')} ran it" if functions else count(tally.cases, "case")
         if differs is not None and differs.places:
             ran += f" ({len(differs.places) - len(differs.unexecuted)} of {count(len(differs.places), 'statement')})"
-        self._say(code, f"{join_names(functions) or 'no change'}: {ran}")
+        return f"{join_names(functions) or 'no change'}: {ran}"
 
     def _say(self, code: int, text: str) -> None:
         self.code = self.verdicts[self._content] = code
+        self._print(status_of(code), text)
+
+    def _print(self, verdict: str, text: str) -> None:
         after = f"after {join_names(self.saved)} was saved" if self.saved else "after the start"
-        show(f"{status_of(code).upper()}  {text}; {time.monotonic() - self._begun:.1f} s {after}")
+        show(f"{verdict.upper()}  {text}; {time.monotonic() - self._begun:.1f} s {after}")
         sys.stdout.flush()
 
     @property
@@ -141,7 +158,7 @@ def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                with interrupted_by(files):
+                with interrupted_by(files, one.answer_early):
                     search(one)
             except Saved:
                 pass
@@ -159,8 +176,8 @@ def search_again(tree: Path, search: Callable[[WatchedSearch], object]) -> int:
 
 
 @contextmanager
-def interrupted_by(files: Files) -> Iterator[None]:
-    """Raise Saved in the block, in this thread, when a file is saved."""
+def interrupted_by(files: Files, look_too: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Raise Saved in the block, in this thread, when a file is saved. Until then the thread that looks calls `look_too`."""
     over, here = threading.Event(), threading.get_ident()
 
     def raise_saved(*_: object) -> None:
@@ -171,6 +188,8 @@ def interrupted_by(files: Files) -> Iterator[None]:
         if files.saved():
             signal.pthread_kill(here, signal.SIGUSR1)
             over.wait(_AGAIN)
+        else:
+            look_too()
 
     before = signal.signal(signal.SIGUSR1, raise_saved)
     try:
