@@ -413,8 +413,8 @@ class _Tree:
                 inside = [block for block, body in self._of(where) if line in body]
                 if inside and (block := max(inside, key=lambda block: block.line)).function.rpartition(".")[2] != name:
                     callers.add((where, block.function))
-        if len(callers) > _MANY:
-            return 0
+            if len(callers) > _MANY:
+                return 0
         for where, function in sorted(callers):
             found |= self.cases(where, function, 0, far + 1)
         return found
