@@ -191,9 +191,9 @@ class Scripted:
         return Process(self._command, b"what is searched\n")
 
 
-def search(workers: Workers, blocks: int, tally: Tally | None = None) -> list[list[str]]:
+def search(workers: Workers, blocks: int, tally: Tally | None = None, here: Here | None = None) -> list[list[str]]:
     """The cases of so many blocks, the second of which a worker has begun."""
-    with pool_of(workers, Here(), tally) as pool:
+    with pool_of(workers, here or Here(), tally) as pool:
         while pool._running <= {0} and not pool._failed:
             pool._threads[0].join(0.01)
         return [names(block) for block in islice(pool.blocks(), blocks)]
@@ -224,8 +224,14 @@ def test_a_block_over_which_worker_after_worker_ends_is_given_up_and_the_rest_is
 
 
 def test_where_no_worker_runs_a_block_the_search_ends(tmp_path: Path) -> None:
+    tally = Tally()
+
+    def wait() -> None:  # this process would run the blocks that slow workers leave
+        while len(tally.lost) < 3:
+            time.sleep(0.01)
+
     with pytest.raises(HarnessError, match="workers end in each block: the last one ended with exit status 7"):
-        search(Scripted(tmp_path, "before", 100), BLOCKS)
+        search(Scripted(tmp_path, "before", 100), BLOCKS, tally, Here({"2.0": wait}))
 
 
 def test_where_no_worker_gets_up_the_search_ends(capfd: pytest.CaptureFixture[str]) -> None:

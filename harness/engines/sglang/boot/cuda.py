@@ -65,7 +65,7 @@ def prepare(shims: list[str], mode: Mode) -> None:
 
 def refuse(mode: Mode) -> None:
     """Raises NotDriven where ranks lack a GPU: a case says how many it has, and options do not know."""
-    if (seen := torch.cuda.device_count()) < mode.processes:
+    if mode.processes > 1 and (seen := torch.cuda.device_count()) < mode.processes:
         raise NotDriven(f"{mode.processes} ranks need a GPU each, and torch sees {seen}")
 
 
