@@ -173,10 +173,15 @@ def test_what_is_equal_so_far_is_printed_once_and_soon_and_is_no_verdict(
     early({"equal": 3})
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(watching, "_SOON", -1.0)
-    for statuses, reached, code in (({"equal": 2, "unknown": 1}, 2, None), ({"equal": 3}, 0, None), ({"equal": 3}, 2, 0)):
+    for statuses, reached, code in (
+        ({"equal": 1, "unknown": 2}, 2, None),
+        ({"equal": 2, "diverged": 1}, 2, None),
+        ({"equal": 3}, 0, None),
+        ({"equal": 3}, 2, 0),
+    ):
         early(statuses, reached, code)
     assert capsys.readouterr().out == ""
-    one = early({"equal": 2, "known": 1})
+    one = early({"equal": 1, "known": 1, "unknown": 1})  # unknown, since it runs nothing of the change
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("EQUAL SO FAR  f: 2 of 3 cases ran it (1 of 1 statement); ")
     assert (one.code, one.verdicts) == (None, {})
