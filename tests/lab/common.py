@@ -56,6 +56,8 @@ def shorter(why: str) -> str:
         ("SGLang does not run this configuration: ", "SGLang refuses it: "),
         ("eagletwin does not run this configuration: ", "eagletwin refuses it: "),
         ("not reached in this mode: it needs ", "needs "),
+        (": this release has it otherwise (0.5.23 is known): ", ": not as in 0.5.23: "),
+        (" (the function's source is taken without the indentation of its def)", ""),
     ):
         why = why.replace(long, short)
     return why
