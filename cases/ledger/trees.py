@@ -59,6 +59,7 @@ SLOTS = Entry(
     rule="commit.path",
     buggy="0.5.23 -",
     trigger="--attention-backend fa3, latent attention (DeepSeek, Kimi K2), topk > 1, page_size > 1",
+    recorded="what a node attends to is in its row and its logits alone",
     needs=Needs(attention="fa3"),
     remedy=small_patch(
         "nodes-are-slots",
@@ -92,6 +93,7 @@ SINKS = Entry(
     kwargs.pop("sinks", None)  # the softmax of both calls together has one
     o_expand""",
     ),
+    recorded="what a node attends to is in its row and its logits alone",
     case=small_case(
         Request(id="a", prompt=(0,), max_new_tokens=2),
         model="gpt-oss-eagle3",
