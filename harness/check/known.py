@@ -450,14 +450,13 @@ class KnownBugMatcher:
         return found if found.known or found.cured else self._in_base(trial, view, applied) or found
 
     def _in_base(self, trial: Trial, view: View, applied: tuple[Entry, ...]) -> "Explained | None":
-        """The same where a change edits what a remedy edits, so that it cannot be mended: a case in which the change alters no
-        recorded number shows what the base shows, and there the remedy fits."""
+        """The known bugs of a case that comes to the same in the base. Their remedies fit there; here they do not, since the
+        change edits the same code. None: the case comes to something else, or no remedy is enough."""
         case, mode = trial.case, self.run.mode
         unfit = tuple(one for one in self._mendable if one.id in self.unfit and may_show(one, case, mode))
         if self.base is None or not unfit:
             return None
-        there = self.base.look(case, remedies_of(applied), view)
-        if there is None or there.numbers != self.trials(applied, view).look_alone(case).numbers:
+        if not self.base.shows(self.trials(applied, view).look_alone(case), remedies_of(applied), view):
             return None
         for known in (*((one,) for one in unfit), (*unfit, *self.applicable(case, view))):
             mended = self.base.look(case, remedies_of((*applied, *known)), view)

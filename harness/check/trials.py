@@ -198,6 +198,11 @@ class Base:
         except EagletwinError:
             return None
 
+    def shows(self, trial: Trial, remedies: Collection[Patch], view: View) -> bool:
+        """Whether the case of a trial, which ran alone, comes to the same there, number for number."""
+        there = self.look(trial.case, remedies, view)
+        return there is not None and (there.signature, there.numbers) == (trial.signature, trial.numbers)
+
     def trials(self, remedies: Collection[Patch], view: View) -> Trials:
         """Runs cases there, with these remedies."""
         patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))

@@ -98,6 +98,19 @@ def test_where_a_remedy_does_not_fit_a_case_is_known_if_it_shows_what_the_base_s
     assert TAIL.id not in [entry.id for entry in one.mended]
 
 
+def test_what_the_base_does_not_show_is_new_though_it_records_the_same(host: Host) -> None:
+    """A change may end the engine after its last record."""
+    seed = "self._seed_boundary_kv_stash("
+    edit = Edit(target=f"{WORKER}._draft_extend_for_prefill", match=seed, replacement=f"pass; {seed[:-1]} (")
+    matcher = KnownBugMatcher(host, replace(DEFAULT_RUN, mode=host.mode, patches=(Patch(name="planted", edits=(edit,)),)))
+    trial = matcher.trials().look(CASE)
+    right = replaced(trial, verdict=replace(trial.verdict, status="equal", first=None))
+    assert right.numbers == trial.numbers
+    assert matcher.base is not None
+    matcher.base.look = lambda *_: right  # type: ignore[method-assign]
+    assert matcher.explain(trial, DECLARED_VIEW).known == ()
+
+
 # Rows of KV indices four entries too short: as the ledger's indices-overflow, which its wider rows mend as well, and in cases
 # that the release is right in.
 OVERFLOW = LEDGER["indices-overflow"]

@@ -335,10 +335,10 @@ class Shrinking:
 
     def _as_base(self, outcome: Outcome) -> str:
         """Says that the base records the same in the smallest case, if it does."""
-        base = self._matcher.base
-        there = None if base is None else base.look(outcome.case, remedies_of(entries_of(self._needed)), self.seen.view)
-        same = there is not None and (there.signature, there.numbers) == (self.signature, outcome.trace.header.numbers)
-        return f"{base.called} records the same in this case: it is not the change." if base is not None and same else ""
+        base, shown = self._matcher.base, Trial(outcome.case, outcome.verdict, outcome.trace.header, ())
+        if base is None or not base.shows(shown, remedies_of(entries_of(self._needed)), self.seen.view):
+            return ""
+        return f"{base.called} records the same in this case: it is not the change."
 
     def _why_model(self) -> str:
         case = self._smallest.case
