@@ -38,10 +38,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def looking(*places: str, cases: int = 3, reached: int = 2) -> Any:
+def looking(*places: str, cases: int = 3, reached: int = 2, undecided: int = 0) -> Any:
     """A search that ran the first of these statements."""
     differs = Differs(base="0.5.23", functions=("m.f",), statements={"m.f": places}, executed=places[:1]) if places else None
-    tally = Tally(cases=cases, reached=reached, changes=Changes(differs))
+    tally = Tally(cases=cases, reached=reached, undecided=undecided, changes=Changes(differs))
     trials = SimpleNamespace(host=SimpleNamespace(source=SimpleNamespace(called=f"0.5.23+{places}")))
     return SimpleNamespace(tally=tally, trials=trials, corpus=SimpleNamespace(recent=(CASE,) if places else ()))
 
@@ -162,9 +162,9 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_equal_so_far_is_printed_once_and_soon_and_is_no_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def early(statuses: dict[str, int], reached: int = 2, code: int | None = None) -> WatchedSearch:
+    def early(statuses: dict[str, int], reached: int = 2, code: int | None = None, undecided: int = 0) -> WatchedSearch:
         one = WatchedSearch(["f.py"], (), code=code)
-        one.follow(search := looking("f.py:1", reached=reached))
+        one.follow(search := looking("f.py:1", reached=reached, undecided=undecided))
         search.tally.statuses.update(statuses)
         one.answer_early()
         one.answer_early()
@@ -180,6 +180,7 @@ def test_what_is_equal_so_far_is_printed_once_and_soon_and_is_no_verdict(
         ({"equal": 3}, 2, 0),
     ):
         early(statuses, reached, code)
+    early({"equal": 1, "known": 1, "unknown": 1}, undecided=1)
     assert capsys.readouterr().out == ""
     one = early({"equal": 1, "known": 1, "unknown": 1})  # unknown, since it runs nothing of the change
     [line] = capsys.readouterr().out.splitlines()

@@ -123,7 +123,8 @@ class WatchedSearch:
         tally = self._looking.tally if self._looking is not None and self.code is None and not self._early else None
         if tally is not None and tally.reached and time.monotonic() > self._begun + _SOON:
             self._early = True
-            if not tally.statuses["diverged"] and tally.statuses["equal"] + tally.statuses["known"] >= tally.reached:
+            wrong = tally.statuses["diverged"] + tally.undecided
+            if not wrong and tally.statuses["equal"] + tally.statuses["known"] >= tally.reached:
                 self._print("equal so far", self._ran)
 
     @property
