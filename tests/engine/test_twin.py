@@ -170,11 +170,18 @@ def test_the_unmodified_release_is_equal_at_every_step(eagletwin: Twin, focus: F
 
 @pytest.mark.eagletwin(revert=[26329])
 def test_the_machine_finds_a_reverted_fix(eagletwin: Twin) -> None:
-    played = machine(eagletwin.start, Focus(num_steps=2))
-    seed(1)(played)
-    with pytest.raises(CaseFailed, match=r"draft\.input_ids") as failed:
-        run_state_machine_as_test(played, settings=settings(QUICK, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
-    trial = failed.value.trial
+    # Hypothesis takes constants from the modules that are imported: what is played first may run nothing of the change
+    trial = None
+    for number in range(1, 20):
+        played = machine(eagletwin.start, Focus(num_steps=2))
+        seed(number)(played)
+        with pytest.raises(CaseFailed) as failed:
+            run_state_machine_as_test(played, settings=settings(QUICK, phases=(Phase.generate,)))  # type: ignore[no-untyped-call]
+        trial = failed.value.trial
+        if not trial.verdict.vacuous:
+            break
+    assert trial is not None
+    assert "draft.input_ids" in str(failed.value)
     # what was played is a case like any other, and shows the same when it is run as one
     with pytest.raises(CaseFailed, match=r"draft\.input_ids"):
         eagletwin.check(trial.case)
